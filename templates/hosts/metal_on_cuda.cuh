@@ -65,6 +65,14 @@ __forceinline__ bool mlxr_are_together() {
 #define MLXR_ARRIVE() asm volatile("barrier.cluster.arrive.release;" ::: "memory");
 #define MLXR_AWAIT_ALL() asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
 #define MLXR_MEET() MLXR_ARRIVE() MLXR_AWAIT_ALL()
+// They meet to read each other's threadgroup memory alone: MLXR_ARRIVE also waits for what others on the card could see.
+#if __CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__ >= 1208
+#define MLXR_MEET_TO_READ()                                                                                             \
+    asm volatile("fence.release.sync_restrict::shared::cta.cluster;\nbarrier.cluster.arrive.relaxed;" ::: "memory"); \
+    MLXR_AWAIT_ALL()
+#else
+#define MLXR_MEET_TO_READ() MLXR_MEET()
+#endif
 #define MLXR_LEAVE() asm volatile("barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait;" ::: "memory");
 __forceinline__ float mlxr_of_rank(const float* place, unsigned rank) {
     unsigned at;

@@ -34,7 +34,7 @@ SHORT = [(CASES[0], 8), (CASES[1], 2)]
 HALF = 1 << 20
 """Numbers that one launch may leave, after `layer`."""
 ROOM = HALF // 4
-MEETING = "  // Merge the threadgroups: each finishes a part of the elements.\n  MLXR_MEET()\n"
+MEETING = "  // Merge the threadgroups: each finishes a part of the elements.\n  MLXR_MEET_TO_READ()\n"
 LEAVE = """
   threadgroup_barrier(mem_flags::mem_threadgroup);
   for (uint i = thread_index_in_threadgroup; i < {sums}u; i += {threads}u) {{
@@ -58,7 +58,7 @@ def in_two_launches(artifact: Artifact, together: int) -> Artifact:
     entry = artifact.kernel_entry("attend_mma")
     text = artifact.kernel_text(entry.name)
     heads = number(r"MLXR_THREADGROUP\(float, own_max, (\d+)\)", text)
-    sums = number(r"const uint numbers = (\d+)u / ranks;", text)
+    sums = 4 * number(r"const uint vectors = (\d+)u / ranks;", text)
     kv_heads = number(r"Grid: \((\d+) KV heads", text)
 
     def at(part: int, each: int, rank: str, half: int) -> str:
@@ -72,7 +72,7 @@ def in_two_launches(artifact: Artifact, together: int) -> Artifact:
         "MLXR_ARE_TOGETHER() ?": "true ?",
         "MLXR_OF_RANK(own_max + g, r)": at(*parts["max"], "r", 1) + "[g]",
         "MLXR_OF_RANK(own_total + g, r)": at(*parts["total"], "r", 1) + "[g]",
-        "MLXR_OF_RANK((const threadgroup float*)own_sums + i, r)": at(*parts["sums"], "r", 1) + "[i]",
+        "MLXR_VECTOR_OF_RANK(own_sums + vector, r)": f"((device float4*){at(*parts['sums'], 'r', 1)})[vector]",
     }
     for old, new in changes.items():
         assert text.count(old) == 1, old
@@ -125,7 +125,7 @@ def test_shares_are_merged(case: Case, together: int) -> None:
     ("old", "new"),
     [
         ("const bool owner = rank == ranks - 1", "const bool owner = rank < 2u"),
-        ("const float weight = exp2(maxima[r] - largest)", "const float weight = 1.0f"),
+        ("const float weight = exp2(most - largest)", "const float weight = 1.0f"),
         ("min(start + rank * length, last)", "min(start + rank * 16u, last)"),
     ],
 )

@@ -1,4 +1,4 @@
-// attend_many_mma_846ea7e9
+// attend_many_mma_cb4b4055
 // small spec of a test
 //
 // Decode by matrix instructions: RoPE, cache write and attention of one new token of each sequence, in one launch.
@@ -110,7 +110,7 @@ inline uint upper_halves(uint a, uint b) { return a >> 16 | (b & 0xffff0000u); }
 #endif
 #define LOWEST (-3.0e38f)
 // ---- kernel
-[[kernel]] void attend_many_mma_846ea7e9(
+[[kernel]] void attend_many_mma_cb4b4055(
   const device bfloat16_t* qkv [[buffer(0)]],
   const device int32_t* positions [[buffer(1)]],
   const device int32_t* slots [[buffer(2)]],
@@ -136,11 +136,6 @@ inline uint upper_halves(uint a, uint b) { return a >> 16 | (b & 0xffff0000u); }
   const bool owner = true;
   const uint begin = 0u;
   const uint end = position;
-  MLXR_THREADGROUP(float2, turns, 32);
-  for (uint i = thread_index_in_threadgroup; i < 32u; i += 256u) {
-    turns[i] = turn_of(i, (int)position);
-  }
-  threadgroup_barrier(mem_flags::mem_threadgroup);
   const uint slot = (uint)slots[sequence];
   const ulong newest_row =
       arena_row(slot / 16u, layer[0], slot % 16u) + kv_head * 64u;
@@ -172,6 +167,11 @@ inline uint upper_halves(uint a, uint b) { return a >> 16 | (b & 0xffff0000u); }
       }
     }
   }
+  MLXR_THREADGROUP(float2, turns, 32);
+  for (uint i = thread_index_in_threadgroup; i < 32u; i += 256u) {
+    turns[i] = turn_of(i, (int)position);
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
   MLXR_AWAIT_INPUTS()
 
   // In threadgroup memory: queries, two parts each, and the new token's K and V, as pairs.
@@ -249,6 +249,13 @@ inline uint upper_halves(uint a, uint b) { return a >> 16 | (b & 0xffff0000u); }
     score = simd_sum(score);
     if (lane == 0) {
       newest_score[g] = owner ? score : LOWEST;
+    }
+  }
+  if (owner) {
+    for (uint i = 255u - thread_index_in_threadgroup; i < 64u; i += 256u) {
+      const bool of_value = i >= 32u;
+      device bfloat16_t* const to = const_cast<device bfloat16_t*>(of_value ? v_arena : k_arena) + newest_row;
+      ((device uint*)to)[i % 32u] = newest_pairs[i];
     }
   }
 
@@ -391,13 +398,6 @@ inline uint upper_halves(uint a, uint b) { return a >> 16 | (b & 0xffff0000u); }
     *(device uint2*)(out + (ulong)sequence * 256u + head * 64u + 4 * at) =
         uint2(pack_bf16(v.x * factor, v.y * factor),
               pack_bf16(v.z * factor, v.w * factor));
-  }
-  if (owner) {
-    for (uint i = thread_index_in_threadgroup; i < 64u; i += 256u) {
-      const bool of_value = i >= 32u;
-      device bfloat16_t* const to = const_cast<device bfloat16_t*>(of_value ? v_arena : k_arena) + newest_row;
-      ((device uint*)to)[i % 32u] = newest_pairs[i];
-    }
   }
   if (threadgroup_position_in_grid.x == 0 && sequence == 0 && thread_index_in_threadgroup < 8) {
     token_out[thread_index_in_threadgroup] = token[thread_index_in_threadgroup] + 1;

@@ -1,4 +1,4 @@
-// attend_mma_d412b69b
+// attend_mma_5bf536ec
 // small spec of a test
 //
 // Decode by matrix instructions: RoPE, cache write and attention of one new token of each sequence, in one launch.
@@ -31,9 +31,10 @@ typedef bfloat bfloat16_t;
 #endif
 #ifndef MLXR_OF_RANK  // a host whose threadgroups read each other's memory
 #define MLXR_ARE_TOGETHER() false
-#define MLXR_MEET() threadgroup_barrier(mem_flags::mem_threadgroup);
+#define MLXR_MEET_TO_READ() threadgroup_barrier(mem_flags::mem_threadgroup);
 #define MLXR_LEAVE()
 #define MLXR_OF_RANK(place, rank) (*(place))
+#define MLXR_VECTOR_OF_RANK(place, rank) (*(place))
 #endif
 #ifndef MLXR_PACK
 inline uint pack_bf16(float a, float b) {
@@ -116,7 +117,7 @@ inline uint upper_halves(uint a, uint b) { return a >> 16 | (b & 0xffff0000u); }
 #endif
 #define LOWEST (-3.0e38f)
 // ---- kernel
-[[kernel]] void attend_mma_d412b69b(
+[[kernel]] void attend_mma_5bf536ec(
   const device bfloat16_t* qkv [[buffer(0)]],
   const device int32_t* positions [[buffer(1)]],
   const device int32_t* slots [[buffer(2)]],
@@ -151,11 +152,6 @@ inline uint upper_halves(uint a, uint b) { return a >> 16 | (b & 0xffff0000u); }
   const uint begin = min(start + rank * length, last);
   const uint end = min(begin + length, last);
   const bool owner = rank == ranks - 1;
-  MLXR_THREADGROUP(float2, turns, 32);
-  for (uint i = thread_index_in_threadgroup; i < 32u; i += 128u) {
-    turns[i] = turn_of(i, (int)position);
-  }
-  threadgroup_barrier(mem_flags::mem_threadgroup);
   const uint slot = (uint)slots[sequence];
   const ulong newest_row =
       arena_row(slot / 16u, layer[0], slot % 16u) + kv_head * 64u;
@@ -187,6 +183,11 @@ inline uint upper_halves(uint a, uint b) { return a >> 16 | (b & 0xffff0000u); }
       }
     }
   }
+  MLXR_THREADGROUP(float2, turns, 32);
+  for (uint i = thread_index_in_threadgroup; i < 32u; i += 128u) {
+    turns[i] = turn_of(i, (int)position);
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
   MLXR_AWAIT_INPUTS()
 
   // In threadgroup memory: queries, two parts each, and the new token's K and V, as pairs.
@@ -264,6 +265,13 @@ inline uint upper_halves(uint a, uint b) { return a >> 16 | (b & 0xffff0000u); }
     score = simd_sum(score);
     if (lane == 0) {
       newest_score[g] = owner ? score : LOWEST;
+    }
+  }
+  if (owner) {
+    for (uint i = 127u - thread_index_in_threadgroup; i < 64u; i += 128u) {
+      const bool of_value = i >= 32u;
+      device bfloat16_t* const to = const_cast<device bfloat16_t*>(of_value ? v_arena : k_arena) + newest_row;
+      ((device uint*)to)[i % 32u] = newest_pairs[i];
     }
   }
 
@@ -411,34 +419,29 @@ inline uint upper_halves(uint a, uint b) { return a >> 16 | (b & 0xffff0000u); }
     }
   }
   // Merge the threadgroups: each finishes a part of the elements.
-  MLXR_MEET()
-  const uint numbers = 128u / ranks;
-  for (uint i = rank * numbers + thread_index_in_threadgroup; i < (rank + 1) * numbers; i += 128u) {
-    const uint g = i / 64u, element = i % 64u, head = first_head + g;
-    float maxima[2];
-    float largest = LOWEST;
-#pragma unroll
-    for (uint r = 0; r < 2u; r++) {
-      maxima[r] = r < ranks ? MLXR_OF_RANK(own_max + g, r) : LOWEST;
-      largest = max(largest, maxima[r]);
-    }
-    float sum = 0.0f;
-    float v = 0.0f;
-#pragma unroll
-    for (uint r = 0; r < 2u; r++) {
-      if (r < ranks) {
-        const float weight = exp2(maxima[r] - largest);
-        sum += MLXR_OF_RANK(own_total + g, r) * weight;
-        v += MLXR_OF_RANK((const threadgroup float*)own_sums + i, r) * weight;
-      }
-    }
-    out[(ulong)sequence * 256u + head * 64u + element] = (bfloat16_t)(v / sum);
-  }
-  if (owner) {
-    for (uint i = thread_index_in_threadgroup; i < 64u; i += 128u) {
-      const bool of_value = i >= 32u;
-      device bfloat16_t* const to = const_cast<device bfloat16_t*>(of_value ? v_arena : k_arena) + newest_row;
-      ((device uint*)to)[i % 32u] = newest_pairs[i];
+  MLXR_MEET_TO_READ()
+  const uint vectors = 32u / ranks;
+  // Whole simdgroups, also where elements end, since their lanes shuffle.
+  for (uint at = simd_gid * 32 + lane; at - lane < vectors * 2u; at += 128u) {
+    const uint i = min(at, vectors * 2u - 1), r = i % 2u;
+    const uint vector = rank * vectors + i / 2u, g = vector / 16u, head = first_head + g;
+    const float most = r < ranks ? MLXR_OF_RANK(own_max + g, r) : LOWEST;
+    float sum = r < ranks ? MLXR_OF_RANK(own_total + g, r) : 0.0f;
+    float4 v = r < ranks ? MLXR_VECTOR_OF_RANK(own_sums + vector, r) : float4(0.0f);
+    float largest = most;
+    largest = max(largest, simd_shuffle_xor(largest, (ushort)1));
+    const float weight = exp2(most - largest);
+    sum *= weight;
+    v *= weight;
+    sum += simd_shuffle_xor(sum, (ushort)1);
+    // A lane gives others the elements that they add up.
+    const bool has_last = r & 1u;
+    const float2 given = has_last ? v.xy : v.zw;
+    const float2 two = (has_last ? v.zw : v.xy) + float2(simd_shuffle_xor(given.x, (ushort)1), simd_shuffle_xor(given.y, (ushort)1));
+    if (at == i) {
+      const uint element = vector % 16u * 4 + r * 2;
+      out[(ulong)sequence * 256u + head * 64u + element] = (bfloat16_t)(two.x / sum);
+      out[(ulong)sequence * 256u + head * 64u + element + 1] = (bfloat16_t)(two.y / sum);
     }
   }
   MLXR_LEAVE()  // others read here until they have come
