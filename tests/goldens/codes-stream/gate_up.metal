@@ -1,4 +1,4 @@
-// gate_up_a2da4a5c
+// gate_up_5962f323
 // small spec of a test
 //
 // Projection of one row by matrix instructions: out = silu(rms_norm(x) @ gate.T) * (rms_norm(x) @ up.T), weight = [gate; up].
@@ -320,7 +320,7 @@ inline void ask_q4_k(threadgroup uint4* to, const device uint8_t* weight, ulong 
   }
 }
 // ---- kernel
-[[kernel]] void gate_up_a2da4a5c(
+[[kernel]] void gate_up_5962f323(
   const device bfloat16_t* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device float* norm [[buffer(2)]],
@@ -376,13 +376,22 @@ inline void ask_q4_k(threadgroup uint4* to, const device uint8_t* weight, ulong 
       MLXR_WANT_RUN(weight + (0ul + (ulong)((long)(of_all) + 544) * 288u), 2016u);
     }
 
-    MLXR_AWAIT_INPUTS()
-    uint4 numbers[1][2];
     float4 norms[1][4];
 #pragma unroll
     for (uint j = 0; j < 1u; j++) {
-      thread uint4* of_x = numbers[j];
       thread float4* of_norm = norms[j];
+      const uint piece = min(simdgroup_index_in_threadgroup + j * 2u, 0u) * 32u + lane;
+#pragma unroll
+      for (uint run = 0; run < 2u; run++) {
+        const uint column = piece / 4u * 64u + piece % 4u * 8u + run * 32u;
+        load_f32_8(norm + column, of_norm + run * 2u);
+      }
+    }
+    MLXR_AWAIT_INPUTS()
+    uint4 numbers[1][2];
+#pragma unroll
+    for (uint j = 0; j < 1u; j++) {
+      thread uint4* of_x = numbers[j];
       const uint piece = min(simdgroup_index_in_threadgroup + j * 2u, 0u) * 32u + lane;
 #pragma unroll
       for (uint run = 0; run < 2u; run++) {
@@ -391,7 +400,6 @@ inline void ask_q4_k(threadgroup uint4* to, const device uint8_t* weight, ulong 
         for (uint i = 0; i < 1u; i++) {
           of_x[run * 1u + i] = ((const device uint4*)(input + column))[i];
         }
-        load_f32_8(norm + column, of_norm + run * 2u);
       }
     }
 #pragma unroll 1

@@ -1,4 +1,4 @@
-// qkv_da9c2a90
+// qkv_b61ca1a5
 // small spec of a test
 //
 // Projection of one row by matrix instructions: out = rms_norm(x) @ weight.T.
@@ -542,7 +542,7 @@ inline void ask_q6_k(threadgroup uint4* to, const device uint8_t* weight, ulong 
   }
 }
 // ---- kernel
-[[kernel]] void qkv_da9c2a90(
+[[kernel]] void qkv_b61ca1a5(
   const device bfloat16_t* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device float* norm [[buffer(2)]],
@@ -593,13 +593,22 @@ inline void ask_q6_k(threadgroup uint4* to, const device uint8_t* weight, ulong 
       MLXR_END_COPIES();
     }
 
-    MLXR_AWAIT_INPUTS()
-    uint4 numbers[1][2];
     float4 norms[1][4];
 #pragma unroll
     for (uint j = 0; j < 1u; j++) {
-      thread uint4* of_x = numbers[j];
       thread float4* of_norm = norms[j];
+      const uint piece = min(simdgroup_index_in_threadgroup + j * 2u, 0u) * 32u + lane;
+#pragma unroll
+      for (uint run = 0; run < 2u; run++) {
+        const uint column = piece / 4u * 64u + piece % 4u * 8u + run * 32u;
+        load_f32_8(norm + column, of_norm + run * 2u);
+      }
+    }
+    MLXR_AWAIT_INPUTS()
+    uint4 numbers[1][2];
+#pragma unroll
+    for (uint j = 0; j < 1u; j++) {
+      thread uint4* of_x = numbers[j];
       const uint piece = min(simdgroup_index_in_threadgroup + j * 2u, 0u) * 32u + lane;
 #pragma unroll
       for (uint run = 0; run < 2u; run++) {
@@ -608,7 +617,6 @@ inline void ask_q6_k(threadgroup uint4* to, const device uint8_t* weight, ulong 
         for (uint i = 0; i < 1u; i++) {
           of_x[run * 1u + i] = ((const device uint4*)(input + column))[i];
         }
-        load_f32_8(norm + column, of_norm + run * 2u);
       }
     }
 #pragma unroll 1
@@ -782,13 +790,22 @@ inline void ask_q6_k(threadgroup uint4* to, const device uint8_t* weight, ulong 
       MLXR_END_COPIES();
     }
 
-    MLXR_AWAIT_INPUTS()
-    uint2 numbers[1][4];
     float4 norms[1][4];
 #pragma unroll
     for (uint j = 0; j < 1u; j++) {
-      thread uint2* of_x = numbers[j];
       thread float4* of_norm = norms[j];
+      const uint piece = min(simdgroup_index_in_threadgroup + j * 2u, 0u) * 32u + lane;
+#pragma unroll
+      for (uint run = 0; run < 4u; run++) {
+        const uint column = piece / 8u * 128u + piece % 8u * 4u + run * 32u;
+        load_f32_4(norm + column, of_norm + run * 1u);
+      }
+    }
+    MLXR_AWAIT_INPUTS()
+    uint2 numbers[1][4];
+#pragma unroll
+    for (uint j = 0; j < 1u; j++) {
+      thread uint2* of_x = numbers[j];
       const uint piece = min(simdgroup_index_in_threadgroup + j * 2u, 0u) * 32u + lane;
 #pragma unroll
       for (uint run = 0; run < 4u; run++) {
@@ -797,7 +814,6 @@ inline void ask_q6_k(threadgroup uint4* to, const device uint8_t* weight, ulong 
         for (uint i = 0; i < 1u; i++) {
           of_x[run * 1u + i] = ((const device uint2*)(input + column))[i];
         }
-        load_f32_4(norm + column, of_norm + run * 1u);
       }
     }
 #pragma unroll 1

@@ -40,6 +40,11 @@ class MatvecStreamKernel(MatvecMmaKernel):
         return self.passes >= _MANY_PASSES
 
     @property
+    def residual_with_x(self) -> bool:
+        """Whether a residual is asked for with x: each thread has one output at most."""
+        return self.epilogue.residual and self.outs_per_threadgroup <= self.threads
+
+    @property
     def units(self) -> int:
         """Units of columns."""
         return self.in_features // _UNIT
