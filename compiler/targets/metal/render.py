@@ -2,6 +2,8 @@
 
 import functools
 import hashlib
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import jinja2
@@ -41,6 +43,11 @@ _END_OF_FRAME = "#endif\n"
 """The last line of what the frame of a kernel puts into its header."""
 _NAMES_OF_PARTS = {"MLXR_THREADGROUP(": "MLXR_PART_ARRAY(", "threadgroup_position_in_grid": "mlxr_place"}
 """Names in a kernel's text, and what they are where it is part of another one's."""
+
+
+_LATER = ("name", "version", "spec_name", "spec_hash")
+"""What a text says that does not follow from its kernel."""
+_OPEN = re.compile(f"<<({'|'.join(_LATER)})>>")
 
 
 @dataclass(frozen=True)
@@ -86,25 +93,33 @@ def render(kernel: MetalKernel, origin: Provenance) -> KernelSource:
 
 @functools.lru_cache(maxsize=1024)  # tuning, and plans of several targets, ask for the same kernels again
 def _render(kernel: MetalKernel, origin: Provenance) -> KernelSource:
-    template = environment().get_template(f"metal/{kernel.template}")
-    values: dict[str, object] = {
-        "k": kernel,
-        "template": kernel.template,
-        "version": origin.version,
-        "spec_name": origin.spec_name,
-        "spec_hash": origin.spec_hash,
-        "inputs": _parameters(kernel.inputs),
-        "outputs": _parameters(kernel.outputs),
-        "parts": [_part(_render(part, origin).text) for part in kernel.inlined],
-    }
-    draft = template.render(values | {"name": "kernel", "attributes": _ATTRIBUTES})
-    header, body = header_of(draft), body_of(draft)
-    code = repr((kernel.inputs, kernel.outputs, kernel.threads, header, body))
+    draft = _draft(kernel)
+    body = body_of(draft)
+    code = repr((kernel.inputs, kernel.outputs, kernel.threads, header_of(draft), body))
     name = f"{kernel.label}_{hashlib.sha256(code.encode()).hexdigest()[:8]}"
-    text = template.render(values | {"name": name, "attributes": _attributes(body)})
+    own = {"name": name, "version": origin.version, "spec_name": origin.spec_name, "spec_hash": origin.spec_hash}
+    text = draft.replace(_lines(_ATTRIBUTES), _lines([pair for pair in _ATTRIBUTES if pair[1] in body]), 1)
+    text = _OPEN.sub(lambda found: own[found[1]], text)
     if not text.isascii():
         raise PlanError(f"kernel {name} contains characters that are not ASCII")
     return KernelSource(name, text)
+
+
+@functools.lru_cache(maxsize=1024)  # models of a kind have kernels in common
+def _draft(kernel: MetalKernel) -> str:
+    """A kernel's text with every attribute, without its name and its origin, which are put in afterwards."""
+    template = environment().get_template(f"metal/{kernel.template}")
+    return template.render(
+        {name: f"<<{name}>>" for name in _LATER}
+        | {
+            "k": kernel,
+            "template": kernel.template,
+            "inputs": _parameters(kernel.inputs),
+            "outputs": _parameters(kernel.outputs),
+            "attributes": _lines(_ATTRIBUTES),
+            "parts": [_part(_draft(part)) for part in kernel.inlined],
+        }
+    )
 
 
 def _part(text: str) -> _Part:
@@ -120,5 +135,6 @@ def _parameters(ports: tuple[Port, ...]) -> list[_Parameter]:
     return [_Parameter(name, dtype) for name, dtype in ports]
 
 
-def _attributes(body: str) -> list[tuple[str, str]]:
-    return [(kind, name) for kind, name in _ATTRIBUTES if name in body]
+def _lines(attributes: Sequence[tuple[str, str]]) -> str:
+    """The last lines of a signature."""
+    return ",\n".join(f"  {kind} {name} [[{name}]]" for kind, name in attributes)
