@@ -426,7 +426,7 @@ def test_a_mistake_in_a_template_names_the_template(
         (templates / "embed.metal.jinja").write_text(text)
         fresh = environment().overlay(loader=jinja2.FileSystemLoader(templates.parent), cache_size=0)
         monkeypatch.setattr(render, "environment", lambda fresh=fresh: fresh)
-        render._render.cache_clear()
+        render._render.cache_clear(), render._draft.cache_clear()
         assert compile_main(["storyteller"]) == 1
         err = capsys.readouterr().err
         assert message in err
