@@ -10,8 +10,8 @@ import gguf
 import mlx.core as mx
 import numpy as np
 
-from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.importers.imported import ImportOptions
+from mlxr.compiler.targets.source_graph import source_weights
 from mlxr.loading.imported_model import import_model
 from mlxr.runtime.weights.head_tensors import require_head
 from mlxr.runtime.weights.mapped_weights import MappedWeights
@@ -461,7 +461,7 @@ def tensors_of(folder: Path, config: dict[str, Any], options: ImportOptions = EX
     """Every tensor in the GGUF file's own layout: the rows that recipes select, put back where they come from."""
     spec, weights = import_model(folder, options)
     specs = [spec, spec.model_copy(update={"output": "guesses"})][: 1 + options.mtp]
-    every = [weight for own in specs for weight in compile_spec(own, targets=("cpu",)).artifact.plan.weights]
+    every = [weight for own in specs for weight in source_weights(own).weights]
     mapped = MappedWeights(require_head(open_weights(weights)) if options.mtp else open_weights(weights))
     counts = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
     said = config | config.get("ffn_config", {})
