@@ -71,6 +71,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Lets the short tests draw the same random examples each time, so that only changes make them fail."""
     if isa := config.getoption("--isa"):
         os.environ["MLXR_CPU_ARCH"] = isa
+    config.pluginmanager.register(_FewerItems())
     is_long = config.getoption("--all") or config.getoption("--rest")
     settings.register_profile("mlxr", derandomize=not is_long, deadline=None)
     settings.load_profile("mlxr")
@@ -88,13 +89,22 @@ def _share(text: str) -> tuple[int, int]:
     return int(index), int(count)
 
 
+class _FewerItems:
+    """Drops tests that do not run before others' hooks sort and look through all that there are."""
+
+    @staticmethod
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+        """Keeps the short tests, the long ones, or all."""
+        if config.getoption("--rest"):
+            _keep(config, items, [item for item in items if item.get_closest_marker("long")])
+        elif not (config.getoption("--all") or any("::" in argument for argument in config.args)):
+            _keep(config, items, [item for item in items if not item.get_closest_marker("long")])
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keeps this share of the tests that -k and -m chose: of the short ones, the long ones, or all."""
-    if config.getoption("--rest"):
-        _keep(config, items, [item for item in items if item.get_closest_marker("long")])
-    elif not (config.getoption("--all") or any("::" in argument for argument in config.args)):
-        _keep(config, items, [item for item in items if not item.get_closest_marker("long")])
+    """Keeps this share of the tests that -k and -m chose among those."""
     index, count = config.getoption("--share")
     _keep(config, items, items[index::count])
 
@@ -114,6 +124,8 @@ def pytest_collection_finish() -> None:
 
 
 def _keep(config: pytest.Config, items: list[pytest.Item], selected: list[pytest.Item]) -> None:
+    if len(selected) == len(items):
+        return
     kept = set(selected)
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = selected
