@@ -398,9 +398,9 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
 
 @functools.cache
 def variant(name: str) -> Artifact:
-    """The compiled artifact of a variant; of a split model, that of rank 0."""
+    """A variant compiled for Metal; of a split model, that of rank 0."""
     spec, geometry, _ = VARIANTS[name]
-    artifact = compile_spec(spec, geometry).artifact
+    artifact = compile_spec(spec, geometry, ("metal",)).artifact
     return artifact.of_rank(0) if spec.parallel is not None else artifact
 
 
