@@ -387,6 +387,7 @@ MLXR_PRODUCTS(f16)
     }
 template <int tiles>
 __forceinline__ void mlxr_add_numbers(float4* d, int add, uint4 a, ulong x) {
+    static_assert(tiles >= 1 && tiles <= 8, "an instruction multiplies 8 to 64 rows");
     MLXR_NUMBERS(1, 8, 4, 5, 6, 7, 8, 9)
     MLXR_NUMBERS(2, 16, 8, 9, 10, 11, 12, 13)
     MLXR_NUMBERS(3, 24, 12, 13, 14, 15, 16, 17)
@@ -395,7 +396,6 @@ __forceinline__ void mlxr_add_numbers(float4* d, int add, uint4 a, ulong x) {
     MLXR_NUMBERS(6, 48, 24, 25, 26, 27, 28, 29)
     MLXR_NUMBERS(7, 56, 28, 29, 30, 31, 32, 33)
     MLXR_NUMBERS(8, 64, 32, 33, 34, 35, 36, 37)
-    MLXR_NUMBERS(16, 128, 64, 65, 66, 67, 68, 69)
 }
 #undef MLXR_NUMBERS
 #endif

@@ -187,6 +187,12 @@ def test_prompts_by_four_simdgroups(sizes, mlp, tile, format, activation, tokens
     assert {f"experts_wide{tile}", f"experts_down_wide{tile}"} <= set(bench.launches)
 
 
+def test_tiles_have_no_more_choices_than_the_largest_instruction_takes():
+    sizes = {"experts_min_rows": 1, "gemm_mma": 1, "mma_simdgroups": 4, "mma_wide_stages": 2, "mma_max_rows": 72}
+    artifact = artifact_of(MLPS["swiglu"], 256, 256, sizes, activation_dtype="bf16", weights={"default": "q4_k"})
+    assert not [k.label for k in artifact.plan.first.kernels if "wide" in k.label or "numbers" in k.label]
+
+
 ROUTERS = {
     "softmax": {"router": "softmax_topk"},
     "sigmoid": {"router": "sigmoid", "selection_bias": True},

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mlxr.compiler.artifact.typical_steps import decode_dims
+from mlxr.compiler.artifact.typical_steps import chunk_dims, decode_dims
 from mlxr.compiler.chips.catalog import find_chip
 from mlxr.compiler.driver import compile_spec
 from mlxr_tests.few import few
@@ -27,9 +27,9 @@ QWEN3_MOE = {
     },
     "model__tensor_names": "canonical",
 }
-# By sequences, each kernel and what its text must have: tiles that matrix instructions read where they lie, weights
-# that are asked for before x is there, or are to come to the cache, experts that are known before the launch
-# before has ended, or rows that threadgroups take one after the other.
+# By sequences, or 0 for a prompt, each kernel and what its text must have: tiles that matrix instructions read where
+# they lie, weights that are asked for before x is there, or are to come to the cache, experts that are known before the
+# launch before has ended, or rows that threadgroups take one after the other.
 TILES, AHEAD, WANTED, EARLY = "MLXR_TILES(", "MLXR_AHEAD(", "MLXR_WANT_RUN(weight", "volatile"
 PASSES = "pass + 1 <"
 PLANS = {
@@ -68,7 +68,13 @@ PLANS = {
         {
             1: {"routed_experts": "", "experts_down": EARLY},
             16: {"router_shared": "", "experts_codes8": "", "experts_down_codes8": EARLY},
+            0: {"experts_wide48": "step < 8u;", "experts_down_wide48": "step < 12u;"},
         },
+    ),
+    "qwen3-30b-a3b-q6_k": (
+        QWEN3_MOE,
+        {"default": "q6_k", "tensors": {"layers.*.mlp.router": "f32"}},
+        {0: {"experts_wide48": "step < 8u;", "experts_down_wide48": "step < 12u;"}},
     ),
 }
 
@@ -84,8 +90,9 @@ def test_plan(name: str, chip: str) -> None:
     program = artifact.plan.first
     assert not program.step_kernels, "launches that overlap are faster"
     for sequences, kernels in expected.items():
-        dims = decode_dims(sequences, 20)
-        running = [program.kernel(la.kernel) for la in program.phase("decode").launches if la.runs(dims, library=False)]
+        dims = decode_dims(sequences, 20) if sequences else chunk_dims(artifact.plan)
+        launches = program.phase("decode" if sequences else "prefill").launches
+        running = [program.kernel(la.kernel) for la in launches if la.runs(dims, library=False)]
         found = {kernel.label: "".join(artifact.kernel_sections(kernel.name)) for kernel in running}
         assert kernels.keys() <= found.keys(), f"{sequences} sequences: {sorted(found)}"
         assert [label for label, text in kernels.items() if text not in found[label]] == []

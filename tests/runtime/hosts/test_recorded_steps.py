@@ -255,7 +255,6 @@ def test_their_memory_is_planned(monkeypatch: pytest.MonkeyPatch, as_one: bool) 
     assert SimHost.footprint(artifact, None).activation_bytes == alone  # type: ignore[arg-type]  # likewise
 
 
-@pytest.mark.skipif(has_cuda(), reason="here the real one runs")
 def test_many_threadgroups_look_for_the_likeliest_token_and_all_have_numbers_to_compare() -> None:
     for rows, width, at_least in ((1, 128256, 30), (4, 32000, 7), (64, 128256, 2), (200, 32000, 1), (1, 500, 1)):
         rows_of_blocks, parts, _ = recorded_batch.choosing_grid(rows, width)
@@ -263,6 +262,7 @@ def test_many_threadgroups_look_for_the_likeliest_token_and_all_have_numbers_to_
         assert parts == 1 or width // parts >= recorded_batch.CHOOSE_THREADS
 
 
+@pytest.mark.skipif(has_cuda(), reason="here the real one runs")
 def test_another_version_of_mlx_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     artifact = compiled(small_spec())
     use_card(monkeypatch, artifact, SimLauncher(artifact))

@@ -24,6 +24,8 @@ _BATCH = 4
 """Instructions for which numbers are decoded while as many run."""
 _WIDTHS = (32, 48)
 """Columns of instructions, where a tile has no more choices."""
+_MOST_CHOICES = 64
+"""Columns of the largest instruction that hosts have for it."""
 _REGISTERS = 512
 """Threads of a multiprocessor that have the registers which a thread needs."""
 _SHARED, _MORE = 228 << 10, 1280
@@ -140,7 +142,7 @@ def expert_wide(p: ProjectionFacts, g: MatrixTiles, experts: ExpertRows) -> Expe
     if not g.wide_stages or not p.activation.is_16_bit or len(formats) != 1 or formats[0] not in _SLOTS:
         return None
     simdgroups, outs = g.wide_simdgroups or g.simdgroups, MMA_ROWS // p.epilogue.halves
-    if p.layout.columns % _BLOCK or g.max_rows % 8 or simdgroups % _TOGETHER:
+    if p.layout.columns % _BLOCK or g.max_rows % 8 or g.max_rows > _MOST_CHOICES or simdgroups % _TOGETHER:
         return None
     groups, rest = divmod(p.out_features, outs * simdgroups)
     passes = max(1, groups // max(1, g.threadgroups)) if g.threadgroups else 1
