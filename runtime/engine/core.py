@@ -25,7 +25,7 @@ from mlxr.runtime.engine.answers import Answers
 from mlxr.runtime.engine.completion import FinishReason
 from mlxr.runtime.engine.core_stats import CoreStats, StepRecord
 from mlxr.runtime.engine.request import Request
-from mlxr.runtime.engine.scheduler import Scheduler
+from mlxr.runtime.engine.scheduler import AHEAD_SECONDS, LONG_SECONDS, Scheduler
 from mlxr.runtime.engine.speculation.speculator import Speculator
 from mlxr.runtime.engine.step import Step
 from mlxr.runtime.engine.step_times import StepTimes
@@ -38,9 +38,6 @@ _LONGEST_WAIT = 0.1
 """Seconds that the thread waits at most when all requests wait for something other than a step."""
 _WATCH_SECONDS = 1.0
 """Seconds between two looks at the machine's memory while there are no requests, but what could be given back."""
-_LONG_SECONDS, _AHEAD_SECONDS = 0.03, 0.016
-"""How long a launch must take for the next one to be given to the host later, and how long before its end that is. The
-wait in between costs this thread a third of a launch's CPU time, since nothing is left in the processor's cache."""
 _MEASURED_EACH = 8
 """Steps of which one is measured for guesses while all texts rest: there, each microsecond is for nothing."""
 
@@ -51,6 +48,7 @@ class EngineCore:
     Attributes:
         scheduler: the requests.
         recent_steps: the newest steps, the newest one last.
+        launched_steps: how many were given to the host.
         adapters: that requests may use; None: the model has no places for any.
         wake: set when something has ended that requests wait for; whoever runs the steps may wait for it.
     """
@@ -86,8 +84,10 @@ class EngineCore:
         self._stats = CoreStats()
         self._answers = Answers(self.scheduler, self._stats, self._ledger, self.wake, host.plan.vocab_size)
         self._ahead: Step | None = None  # launched while the step before it was not read
+        self._untold = 0  # how many of the last steps of that one nobody has been told
         self._next_deadline = float("inf")
         self.recent_steps: deque[StepRecord] = deque(maxlen=512)
+        self.launched_steps = 0
         self._used = 0.0  # by the host's clock, at the newest launch
         self._measured = 0  # for how many steps the time of the newest one counts
         self._is_guessing = False  # or would, if it paid
@@ -177,11 +177,22 @@ class EngineCore:
                     for part in step.parts:
                         if part.samples:
                             part.request.text.prepare()
-            self._complete(step)
+            self._complete(self._to_tell(step))
         except BaseException:
             self._forget(step)
             raise
         return True
+
+    def _to_tell(self, step: Step) -> Step:
+        """What is told once the step after a launched one has been launched, too: all of it that nobody was told.
+
+        Of a long launch which that one goes on, the last steps, which still run, wait for the next time: to wait for
+        them here would cost this thread a fourth of a launch, since nothing is in the processor's cache after a wait.
+        """
+        untold, self._untold = self._untold, 0
+        if step.early and self._ahead is not None and self._ahead.goes_on:
+            self._untold = step.count - step.early
+        return step.part(untold, step.count - self._untold)
 
     def _save_memory(self, scarce_bytes: int) -> None:
         """Gives memory of the arena back that nobody uses, once the machine lacks it."""
@@ -201,7 +212,7 @@ class EngineCore:
 
     def fail_all(self, error: Exception) -> None:
         """Ends all requests with an error."""
-        self._ahead = None
+        self._ahead, self._untold = None, 0
         self._ledger.forgot()
         for request in [*self.scheduler.running, *self.scheduler.waiting]:
             with suppress(Exception):  # the error may have left the scheduler or the pager in disorder
@@ -223,11 +234,12 @@ class EngineCore:
         """
         if self._link is None:
             raise RequestError("there are no tiers to save to: load the model with tiers=mlxr.TierSizes(disk_bytes=N)")
+        self.scheduler.tell_cache()
         return self._link.save_all()
 
     def close(self) -> None:
         """Drops all requests, and saves what the prefix cache has as far as the tiers take it."""
-        self._ahead = None
+        self._ahead, self._untold = None, 0
         for request in [*self.scheduler.running, *self.scheduler.waiting]:
             self.drop(request)
         link, self._link, self._save = self._link, None, None
@@ -280,6 +292,7 @@ class EngineCore:
         try:
             step.launch(self._host, self._pager, self._answers.masks, before, self._save)
             self.scheduler.has_launched(step)
+            self.launched_steps += step.count
         except Exception as error:
             self._fail_step(step, error)
             return False
@@ -293,6 +306,7 @@ class EngineCore:
         step = self._ahead
         if step is not None and all(part.request.answer.is_done for part in step.parts):
             self._ahead = step = None
+            self._untold = 0
             self._ledger.skipped()
         return step
 
@@ -304,12 +318,16 @@ class EngineCore:
         """
         if step.decode is None or step.count == 1 or self.scheduler.waiting:
             return False
-        seconds = step.count * (self._times.decode_seconds(step.num_decoding) or 0.0)
-        left = max(step.begin, self._answers.step_end) + seconds - _AHEAD_SECONDS - time.perf_counter()
-        if seconds < _LONG_SECONDS or left <= 0 or not self.wake.wait(left):
-            return False
-        self.wake.clear()
-        return True
+        if step.early:
+            step.wait_early()
+            is_called = self.wake.is_set()
+        else:
+            seconds = step.count * (self._times.decode_seconds(step.num_decoding) or 0.0)
+            left = max(step.begin, self._answers.step_end) + seconds - AHEAD_SECONDS - time.perf_counter()
+            is_called = seconds >= LONG_SECONDS and left > 0 and self.wake.wait(left)
+        if is_called:
+            self.wake.clear()
+        return is_called
 
     def _launch_ahead(self, step: Step) -> None:
         """Launches the step after one whose tokens have not been read, unless these decide what it is."""
@@ -434,7 +452,7 @@ class EngineCore:
     def _forget(self, step: Step) -> None:
         """Forgets a step and one launched after it: their requests compute them again."""
         forgotten = [step] if self._ahead in (None, step) else [step, self._ahead]
-        self._ahead = None
+        self._ahead, self._untold = None, 0
         self._ledger.forgot()
         for one in forgotten:
             self.scheduler.forget(one)

@@ -88,7 +88,13 @@ def copy_shared_blocks(host: Host, pager: Pager, save: SaveEvicted | None) -> No
 
 
 def more_steps(
-    host: Host, pager: Pager, seq_ids: Sequence[int], starts: list[int], count: int, save: SaveEvicted | None
+    host: Host,
+    pager: Pager,
+    seq_ids: Sequence[int],
+    starts: list[int],
+    count: int,
+    save: SaveEvicted | None,
+    early: int = 0,
 ) -> MoreSteps:
     """What the host must know of steps that go on; sequences with states go on by single steps.
 
@@ -99,6 +105,7 @@ def more_steps(
         starts: tokens of each before the steps.
         count: how many steps.
         save: see `launch_step`.
+        early: see `MoreSteps`.
     """
 
     def grow() -> Grown | None:
@@ -116,4 +123,4 @@ def more_steps(
         copy_shared_blocks(host, pager, save)
         return Grown(by_name, tables)
 
-    return MoreSteps(count, starts, grow)
+    return MoreSteps(count, starts, grow, early)

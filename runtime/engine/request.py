@@ -71,6 +71,7 @@ class RunState:
         seq_id: the pager's sequence; None while it waits.
         computed: tokens whose K and V are in the arena, or in a launched step.
         certain: tokens whose K and V are in the arena for certain: all steps that compute them have ended.
+        told: how many of these the prefix cache was told of.
         in_flight: tokens that launched steps sample, and that nobody has read.
         has_started: whether it was admitted before.
         unread: what it is computing of its prompt and equal prompts wait for: for each block, the last ones first, the
@@ -82,6 +83,7 @@ class RunState:
     seq_id: int | None = None
     computed: int = 0
     certain: int = 0
+    told: int = 0
     in_flight: int = 0
     has_started: bool = False
     unread: list[tuple[int, Hashable]] = field(default_factory=list)

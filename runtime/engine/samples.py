@@ -155,14 +155,16 @@ class SamplesOfSteps:
 class ChosenByHost:
     """The same of steps that the host runs together with their choice."""
 
-    def __init__(self, host: Host, steps: LikeliestOfSteps) -> None:
+    def __init__(self, host: Host, steps: LikeliestOfSteps, before: int = 0, early: int = 0) -> None:
         """Takes steps that have been started.
 
         Args:
             host: the host that runs them.
             steps: as `Host.likeliest_of_steps` gave them.
+            before: see `LikeliestOfSteps.read`.
+            early: likewise.
         """
-        self._host, self._steps = host, steps
+        self._host, self._steps, self._before, self._early = host, steps, before, early
 
     @property
     def tokens(self) -> mx.array:
@@ -174,9 +176,17 @@ class ChosenByHost:
         steps = self._host.go_on(self._steps, more)
         return None if steps is None else ChosenByHost(self._host, steps)
 
+    def wait_early(self) -> None:
+        """See `LikeliestOfSteps.wait_early`."""
+        self._steps.wait_early()
+
+    def part(self, before: int, early: int) -> "ChosenByHost":
+        """What is read together: see `LikeliestOfSteps.read`."""
+        return ChosenByHost(self._host, self._steps, before, early)
+
     def read(self) -> TokensOfSteps:
         """See `SamplesOfSteps.read`."""
-        numbers = self._steps.read()
+        numbers = self._steps.read(self._before, self._early)
         tokens, greatest, errors = numbers[0].tolist(), numbers[1].view(np.float32), dict[tuple[int, int], MlxrError]()
         if not (finite := np.isfinite(greatest)).all():
             vocab_size = self._host.plan.vocab_size

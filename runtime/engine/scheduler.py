@@ -16,6 +16,7 @@ Source: vLLM, v1/core/sched/scheduler.py. Here requests also wait for a prompt t
 
 from bisect import insort
 from collections.abc import Iterable, Sequence
+from math import ceil
 from operator import attrgetter
 from typing import Protocol
 
@@ -33,8 +34,13 @@ _NO_PREFIX = Prefix(0, ())
 _LAUNCH_SECONDS, _STEADY_SECONDS = 0.008, 0.04
 """How long the decode steps of one launch take at most, at first and once the same requests have decoded for long: a
 request that comes waits for up to two launches, and the system lets another process run for about as long."""
-_SHARE = 0.25
-"""In between, a launch takes this share of the time that they have decoded: a new request waits for two of them."""
+_SHARE = 0.5
+"""In between, a launch takes this share of the time that they have decoded: a new request waits for as long at most."""
+LONG_SECONDS, AHEAD_SECONDS = 0.03, 0.016
+"""How long a launch must take for the next one to be given to the host later, and how long before its end that is: a
+new request waits for one launch, not two."""
+_LATE_BLOCKS = 16
+"""Of so many blocks of an answer the prefix cache is told together, unless somebody looks for blocks before."""
 _LAUNCH_LOGITS = 1 << 25
 """Numbers of logits of one launch at most, 128 MiB, where all of them wait to be read."""
 
@@ -89,6 +95,8 @@ class Scheduler:
         """
         self._plan, self._pager, self._times, self._restorer = plan, pager, times, restorer
         self._ledger, self._most_steps = ledger, most_steps
+        is_plain = not pager.others and pager.states is None  # else blocks go back, and states are kept, by commits
+        self._told_each = pager.block_size * (_LATE_BLOCKS if is_plain else 1)
         self.being_read = PromptsBeingRead(pager.block_size)
         self._last: Step | None = None  # which the next step may repeat: nobody has joined or left since its launch
         self.waiting: list[Request] = []
@@ -123,6 +131,8 @@ class Scheduler:
         is_steady = not (can_join or has_drafts) and len(self.running) <= self._pager.num_free
         if last is not None and last.most_more and is_steady:
             return self._as_several(last.repeated())
+        if self.waiting:
+            self.tell_cache()
         budget, rows, states = self._plan.max_tokens, self._plan.max_rows, self._pager.states
         undo = budget if states is None else states.room
         parts: list[Part] = []
@@ -184,7 +194,8 @@ class Scheduler:
         blocks = len(step.parts) * (most // pager.block_size + 2)  # one of them a copy of a shared one
         growths = [(seq_id, 1 + most) for seq_id in decode.seq_ids] if pager.others else []
         if most >= 1 and blocks <= pager.num_free and pager.can_append_all(growths):
-            step.go_on(most)
+            late = ceil(AHEAD_SECONDS / seconds) if (1 + most) * seconds >= LONG_SECONDS else 1 + most
+            step.go_on(most, max(0, 1 + most - late))
         return step
 
     def has_launched(self, step: Step) -> None:
@@ -206,7 +217,7 @@ class Scheduler:
 
         Its tokens are not known yet.
         """
-        size, commit = self._pager.block_size, self._pager.commit
+        size = self._pager.block_size
         for part, end, seq_id, sampled in zip(step.parts, step.ends, step.sequences, step.sampled_by_part, strict=True):
             request, run = part.request, part.request.run
             if request.answer.is_done:
@@ -215,9 +226,9 @@ class Scheduler:
             if sampled and sampled[0].error is not None:
                 continue  # nobody knows since when K and V are broken
             if seq_id is not None and run.seq_id == seq_id:
-                if (run.unread or end // size != run.certain // size) and not self._plan.whole_prompts:
-                    commit(seq_id, request.answer.tokens, request.hashes, end)
-                run.certain = end
+                before, run.certain = run.certain, end
+                if (run.unread or end // size != before // size) and not self._plan.whole_prompts:
+                    self._tell_of(request)
                 if run.unread:
                     self.being_read.has_computed(request)
 
@@ -230,18 +241,31 @@ class Scheduler:
             ends: tokens of each request, of all, that are computed.
             count: how many steps.
         """
-        size, commit, runs, seq_ids = self._pager.block_size, self._pager.commit, decode.runs, decode.seq_ids
+        told_each, runs, seq_ids = self._told_each, decode.runs, decode.seq_ids
         for row in rows:
-            run, end, seq_id = runs[row], ends[row], seq_ids[row]
+            run, end = runs[row], ends[row]
             run.in_flight -= count
-            if run.seq_id == seq_id:
-                before, run.certain = run.certain, end
+            if run.seq_id == seq_ids[row]:
+                run.certain = end
                 if run.unread:
-                    request = decode.requests[row]
-                    commit(seq_id, request.answer.tokens, request.hashes, end)
-                    self.being_read.has_computed(request)
-                elif end // size != before // size:
-                    commit(seq_id, decode.tokens[row], decode.requests[row].hashes, end)
+                    self._tell_of(decode.requests[row])
+                    self.being_read.has_computed(decode.requests[row])
+                elif end // told_each != run.told // told_each:
+                    self._tell_of(decode.requests[row])
+
+    def tell_cache(self) -> None:
+        """Tells the prefix cache of all blocks of the running requests that are certain."""
+        size = self._pager.block_size
+        for request in self.running:
+            if request.run.certain // size != request.run.told // size:
+                self._tell_of(request)
+
+    def _tell_of(self, request: Request) -> None:
+        """Tells the prefix cache of what is certain of a running request."""
+        run = request.run
+        assert run.seq_id is not None, "it runs"
+        self._pager.commit(run.seq_id, request.answer.tokens, request.hashes, run.certain)
+        run.told = run.certain
 
     def has_accepted(self, request: Request, end: int) -> None:
         """One more draft token was right: so many tokens are computed."""
@@ -258,7 +282,7 @@ class Scheduler:
         assert run.seq_id is not None, "only a step that was launched ahead takes sequences away"
         self._pager.truncate(run.seq_id, run.certain)
         if run.certain // size != first // size:
-            self._pager.commit(run.seq_id, request.answer.tokens, request.hashes, run.certain)
+            self._tell_of(request)
 
     def has_ended(self, step: Step) -> None:
         """A step's requests have their tokens."""
@@ -353,9 +377,12 @@ class Scheduler:
         if keep and not self._plan.whole_prompts:
             self._pager.free(run.seq_id, request.answer.tokens, request.hashes, run.certain)
         else:
+            full = run.certain - run.certain % self._pager.block_size
+            if full > run.told and not self._plan.whole_prompts:
+                self._pager.commit(run.seq_id, request.answer.tokens, request.hashes, full)
             self._pager.truncate(run.seq_id, 0)  # so that its last block, which may lack its copy, is not kept
             self._pager.free(run.seq_id)
-        run.seq_id, run.computed, run.certain = None, 0, 0
+        run.seq_id, run.computed, run.certain, run.told = None, 0, 0, 0
         self.being_read.end(request)
 
     def _fail_stuck(self) -> None:
@@ -451,7 +478,7 @@ class Scheduler:
             if self._restorer is not None:
                 self._restorer.restore(request, prefix)
         finally:
-            run.computed = run.certain = self._pager.length(run.seq_id)
+            run.computed = run.certain = run.told = self._pager.length(run.seq_id)
         if self._pager.states is not None:
             self._pager.states.want(run.seq_id, request.prompt_length, prefix.num_known)
         request.begin(run.computed, is_first=not run.has_started)

@@ -18,12 +18,15 @@ happens before everything that the new owner launches, and an owner writes a slo
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from copy import copy
 from typing import Literal, NamedTuple
 
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from mlxr.compiler.errors import HostError
 from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.engine.constraint.constraint import Mask
 from mlxr.runtime.engine.launch_step import SaveEvicted, batch_to_launch, launch_step, more_steps
@@ -101,6 +104,9 @@ class Step:
         parts: what is computed.
         sequences: of the parts.
         count: how many steps it is; each takes the tokens of the one before.
+        early: after how many of them, while the others run, the next step is launched and their tokens are told; 0:
+            once all have ended. It is known when the step is launched.
+        goes_on: whether the host has launched it as more of the step before.
         ends: tokens of each part's request that are computed when it ends, without draft tokens.
         decode: its columns, if it is that simple; else None. Once it is launched on a host that pipelines, it has some
             only if these are plain.
@@ -125,7 +131,9 @@ class Step:
         "chosen",
         "count",
         "decode",
+        "early",
         "ends",
+        "goes_on",
         "keeps_no_logits",
         "num_decoding",
         "num_drafted",
@@ -150,7 +158,7 @@ class Step:
             before: the step before, if this one repeats it.
         """
         self.state: Literal["planned", "launched", "read"] = "planned"
-        self.parts, self.count = parts, 1
+        self.parts, self.count, self.early, self.goes_on = parts, 1, 0, False
         self.num_repeats, self.keeps_no_logits = 0, False
         self.chosen: TokensOfSteps | None = None
         self._sampled: Sequence[Sequence[Sampled]] | None = None
@@ -187,10 +195,34 @@ class Step:
         """By how many further steps of the same requests it may be followed."""
         return 0 if self.decode is None else self.decode.most_steps - self.num_repeats - self.count
 
-    def go_on(self, more: int) -> None:
-        """Adds steps to one that is planned and has `decode`."""
+    def go_on(self, more: int, early: int = 0) -> None:
+        """Adds steps to one that is planned and has `decode`; see `early`."""
         self.count += more
+        self.early = early
         self.ends = [end + more for end in self.ends]
+
+    def wait_early(self) -> None:
+        """Waits until `early` of its steps have ended; of a failure those who read it are told."""
+        assert isinstance(self.samples, ChosenByHost), "others are read whole"
+        with suppress(HostError):
+            self.samples.wait_early()
+
+    def part(self, before: int, early: int) -> "Step":
+        """What is read and told together: the last steps of the launched step that it goes on, and its own.
+
+        Args:
+            before: how many of those.
+            early: how many of its own, its first `early` or all.
+        """
+        if not before and early == self.count:
+            return self
+        assert isinstance(self.samples, ChosenByHost), "others are read whole"
+        part, first = copy(self), self.num_repeats - before
+        part.num_repeats, part.count = first, before + early
+        part._starts = [start - before for start in self._starts]
+        part.ends = [start + early for start in self._starts]
+        part.samples = self.samples.part(before, early if early < self.count else 0)
+        return part
 
     @property
     def starts(self) -> list[int]:
@@ -244,10 +276,11 @@ class Step:
         """`launch` of a step with `decode`."""
         follows = before is not None and before.decode is decode
         if before is not None and follows and isinstance(before.samples, ChosenByHost):
-            more = more_steps(host, pager, decode.seq_ids, self._starts, self.count, save)
+            more = more_steps(host, pager, decode.seq_ids, self._starts, self.count, save, self.early)
             if (samples := before.samples.go_on(more)) is not None:
-                self.samples = samples
+                self.samples, self.goes_on = samples, True
                 return
+        self.early = 0
         ids = [
             tokens[start] if start < len(tokens) else 0  # it is on the device
             for tokens, start in zip(decode.tokens, self._starts, strict=True)

@@ -29,11 +29,13 @@ class MoreSteps(NamedTuple):
         steps: how many.
         starts: tokens of each sequence that are in the arena before them.
         grow: has the sequences grow; None: they do not grow plainly, and have not grown.
+        early: how many of the steps can be waited for before all have ended; 0: none.
     """
 
     steps: int
     starts: Sequence[int]
     grow: Callable[[], Grown | None]
+    early: int = 0
 
 
 class LikeliestOfSteps(Protocol):
@@ -44,8 +46,20 @@ class LikeliestOfSteps(Protocol):
         """The last step's tokens, [seqs] int32, on the device: for the batch that is launched next, and no other."""
         ...
 
-    def read(self) -> npt.NDArray[np.int32]:
+    def wait_early(self) -> None:
+        """Waits for the first steps, those of `MoreSteps.early`.
+
+        Raises:
+            HostError: a step failed.
+        """
+        ...
+
+    def read(self, before: int = 0, early: int = 0) -> npt.NDArray[np.int32]:
         """Waits: [2, steps, seqs], tokens, and the bits of each row's greatest logit, which is NaN if any is.
+
+        Args:
+            before: how many of the steps that these went on after are read with them.
+            early: how many of these, as `MoreSteps` had it; 0: all.
 
         Raises:
             HostError: a step failed.

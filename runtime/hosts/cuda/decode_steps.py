@@ -192,13 +192,15 @@ class DecodeSteps:
             if (grown := more.grow()) is None:
                 return None
             inputs = self._inputs.go_on(chosen.inputs, count, grown)
-            return self._choose(chosen._replace(inputs=inputs), recorded, None)
+            return self._choose(chosen._replace(inputs=inputs), recorded, None, more.early)
 
-    def _choose(self, chosen: "_Chosen", recorded: list[RecordedStep], tokens: mx.array | None) -> LikeliestOfSteps:
-        """Runs recorded steps. The lock of a kernel's turns is held; for `tokens` see `RecordedSteps.choose`."""
+    def _choose(
+        self, chosen: "_Chosen", recorded: list[RecordedStep], tokens: mx.array | None, early: int = 0
+    ) -> LikeliestOfSteps:
+        """Runs recorded steps. The lock of a kernel's turns is held; for the others see `RecordedSteps.choose`."""
         inputs, kernel = chosen.inputs, chosen.kernel
         self._chosen = None  # until they have been started
-        steps = self._recorded.choose(recorded, tokens, lambda: self._inputs.moved(inputs, 0), inputs, kernel)
+        steps = self._recorded.choose(recorded, tokens, lambda: self._inputs.moved(inputs, 0), inputs, kernel, early)
         if kernel is not None:
             self._kernels.follow(steps.end.wait)
             self._turn = steps.turn

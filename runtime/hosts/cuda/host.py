@@ -48,7 +48,7 @@ class CudaHost(MlxHost):
     """Runs the plan on an NVIDIA GPU."""
 
     name = "cuda"
-    most_steps = MOST_STEPS // 2
+    most_steps = MOST_STEPS // 3
     has_step_kernels = True
     has_own_memory = True
 

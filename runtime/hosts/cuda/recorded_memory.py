@@ -14,13 +14,13 @@ from mlxr.runtime.hosts.cuda.recorded_products import beside_bytes
 from mlxr.runtime.hosts.cuda.traces import MOST
 from mlxr.runtime.hosts.mlx.padding import all_table_columns
 
-MOST_STEPS = 32
-"""Steps whose numbers a batch has room for: those of a launch, and of one that follows before it is read."""
+MOST_STEPS = 48
+"""Steps whose numbers a batch has room for: those of two launches, and of one before that has not been read whole."""
 _ALIGNMENT = 256  # bytes, as MLX has it
 _TOKEN_BYTES = 32
 _SMALL_ARRAYS = 6
 """Arrays of about a number a sequence that do not move: where queries begin, rows of logits, tables of states, ..."""
-_PADDING = 8
+_PADDING, _GAP = 8, 3  # numbers between arrays of a batch, and between those of a step that is ahead
 _BY_TOKEN = ("positions", "slots", "token_types", "adapter_ids")
 _MOST_NODES = 3  # of a matrix product of a prompt, with what stands around it
 _MORE_PROMPTS = 32
@@ -75,8 +75,8 @@ def batch_bytes(plan: Plan) -> int:
     columns, tables = all_table_columns(plan.arena.max_blocks_per_sequence), read.count("block_tables")
 
     def numbers(rows: int, width: int) -> int:
-        of_one = 3 + (1 + MOST_STEPS) * moving + _SMALL_ARRAYS
-        return (rows + _PADDING) * of_one + tables * (rows * width + _PADDING)
+        of_one, ahead = 3 + moving + _SMALL_ARRAYS, MOST_STEPS * moving * (rows + _GAP)
+        return (rows + _PADDING) * of_one + ahead + tables * (rows * width + _PADDING)
 
     counts = range(1, plan.arena.max_sequences + 1)
     return 4 * sum(nlargest(MOST, (numbers(rows, width) for rows in counts for width in columns)))

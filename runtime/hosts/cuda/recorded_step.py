@@ -79,7 +79,7 @@ class RecordedSteps:
         self.host, self.layers, self.launches_of, self.prompts = host, layers, launches_of, prompts
         self.unread = list[mx.array]()
         self.last: ChosenOfSteps | None = None
-        self._ends: deque[Event] = deque()
+        self._ends: deque[tuple[Event, Event]] = deque()  # of launches, and of their first steps
         self._end: Event | None = None  # of the last steps whose tokens are chosen here; others may have to wait for it
         self._stream = 0
         host.arena.before_access = functools.partial(_wait_elsewhere, weakref.ref(self), host.arena.before_access)
@@ -126,6 +126,7 @@ class RecordedSteps:
         moving: Callable[[], mx.array],
         inputs: BoundInputs,
         kernel: StepKernel | None,
+        early: int = 0,
     ) -> "ChosenOfSteps":
         """Runs steps, each of which takes the likeliest tokens of the one before.
 
@@ -135,6 +136,7 @@ class RecordedSteps:
             moving: gives what moves of the first.
             inputs: what else they read.
             kernel: what runs them; the lock of its turns is held.
+            early: how many of them can be waited for before all have ended; 0: none.
 
         Raises:
             HostError: MLX or the driver refuses.
@@ -151,20 +153,22 @@ class RecordedSteps:
                 start_computing([token, *self.unread])
                 self.unread = []
             if len(self._ends) < MOST_LAUNCHES:
-                self._ends.append(Event())
+                self._ends.append((Event(), Event()))
             self._ends.rotate()
-            end = self._ends[0]
+            end, first_end = self._ends[0]
             if goes_on:
                 end.wait()  # see `RecordedBatch.renew`
             try:
                 if goes_on:
                     batch.renew(inputs, stream, end)
-                for step in recorded:
+                for number, step in enumerate(recorded, 1):
                     batch.count += 1
                     step.start(stream, end, chooses=True)
+                    if number == early:
+                        first_end.record(stream)
             finally:
                 end.record(stream)
-        chosen = ChosenOfSteps(host, batch, len(recorded), token, end)
+        chosen = ChosenOfSteps(host, batch, len(recorded), token, end, first_end)
         if kernel is not None:
             if len(StepKernel.models) > 1:
                 StepKernel.give_turn(chosen.fetched[2])
@@ -332,7 +336,9 @@ class ChosenOfSteps:
         end: after them; later ones of the host may record it again.
     """
 
-    def __init__(self, host: MlxHost, batch: RecordedBatch, steps: int, token: mx.array, end: Event) -> None:
+    def __init__(
+        self, host: MlxHost, batch: RecordedBatch, steps: int, token: mx.array, end: Event, first_end: Event
+    ) -> None:
         """Notes steps that have been started, the last ones of a batch.
 
         Args:
@@ -341,8 +347,9 @@ class ChosenOfSteps:
             steps: how many.
             token: the arena's, before them.
             end: after them.
+            first_end: after the first ones, if these can be waited for.
         """
-        self._host, self.batch, self._steps, self.end = host, batch, steps, end
+        self._host, self.batch, self._steps, self.end, self._first_end = host, batch, steps, end, first_end
         self._first = batch.count - steps
         self.token = token
         self.turn: mx.array | None = None
@@ -362,11 +369,16 @@ class ChosenOfSteps:
         """What moves of the batch in the step after them; only until others have been started."""
         return self.fetched[1]
 
-    def read(self) -> npt.NDArray[np.int32]:
+    def wait_early(self) -> None:
+        """See `LikeliestOfSteps.wait_early`."""
+        with self._host.failures():
+            self._first_end.wait()
+
+    def read(self, before: int = 0, early: int = 0) -> npt.NDArray[np.int32]:
         """See `LikeliestOfSteps.read`."""
         with self._host.failures():
-            self.end.wait()
-        return self.batch.read(self._first, self._steps)
+            (self._first_end if early else self.end).wait()
+        return self.batch.read(self._first - before, before + (early or self._steps))
 
 
 def _wait_elsewhere(steps: "weakref.ref[RecordedSteps]", before: Callable[[], None] | None) -> None:

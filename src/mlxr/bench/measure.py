@@ -251,36 +251,39 @@ class _Running:
             for prompt in self._decoding:
                 self._model.start([prompt], max_tokens=1).finish()
         waiting, first = set(range(work.batch)), list[Event]()
-        launched, start, used = sum(host.launches.values()), time.perf_counter(), time.thread_time()
+        begun, start, used = self._launched(), time.perf_counter(), time.thread_time()
         generation = self._model.start(self._decoding, max_tokens=most, ignore_eos=True)
         while waiting:
             first += (events := generation.next_launch())
             waiting.difference_update(event.index for event in events)
         if any(event.finish_reason for event in first):  # nothing is left to time but what has begun with the prompts
             count, taken = _steps(first), time.perf_counter() - start
-            used, launched = time.thread_time() - used, sum(host.launches.values()) - launched
-            return _Decoded([taken / count] * count, used, len(first), launched / count)
-        begun, launched, seconds = launched, sum(host.launches.values()), list[float]()
+            return _Decoded([taken / count] * count, time.thread_time() - used, len(first), self._of_step(begun))
+        launched, seconds = self._launched(), list[float]()
         start, used = time.perf_counter(), 0.0
-        counts, tokens, is_over = list[int](), 0, False
+        tokens, is_over = 0, False
         while len(seconds) < steps and not is_over:
             used -= time.thread_time()
             events = generation.next_launch()
             used += time.thread_time()  # without that of what is counted here
             now = time.perf_counter()
-            counts.append(_steps(events))
-            seconds += [(now - start) / counts[-1]] * counts[-1]
+            count = _steps(events)
+            seconds += [(now - start) / count] * count
             tokens += len(events)
             start, is_over = now, any(event.finish_reason for event in events)
-        launches = sum(host.launches.values())
-        if host.most_steps == 1:
-            launched = launches - launched
-        elif is_over:  # perhaps nothing was launched meanwhile: with what the prompts began with
-            launched, counts = launches - begun, [_steps(first), *counts]
-        else:  # launched meanwhile: the second of these launches to the one after the last
-            launched, counts = launches - launched, [*counts[1:], _steps(generation.next_launch())]
+        # Where it is over, perhaps nothing was launched meanwhile: with what the prompts began with.
+        launches = self._of_step(begun if is_over and host.most_steps > 1 else launched)
         generation.close()
-        return _Decoded(seconds, used, tokens, launched / sum(counts))
+        return _Decoded(seconds, used, tokens, launches)
+
+    def _launched(self) -> tuple[int, int]:
+        """Launches of kernels until now, and the steps that they were."""
+        return sum(self._model.host.launches.values()), self._model.core.launched_steps
+
+    def _of_step(self, since: tuple[int, int]) -> float:
+        """Launches of a step since then."""
+        launches, steps = self._launched()
+        return (launches - since[0]) / (steps - since[1])
 
 
 def _steps(events: Sequence[Event]) -> int:

@@ -313,6 +313,7 @@ def test_a_block_that_draft_tokens_fill_can_be_found_at_once() -> None:
     while engine.core.step() and request.run.seq_id is not None:
         known = request.run.certain // size * size
         start = [*request.answer.tokens[:known], 0]
+        engine.core.scheduler.tell_cache()  # as for whoever comes
         assert engine.pager.find_prefix(start, request.hashes).num_tokens == known
     assert engine.core.stats().accepted_tokens
 

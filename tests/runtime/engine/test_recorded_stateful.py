@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 
 from mlxr.compiler.errors import HostError
 from mlxr.compiler.formats import stores
+from mlxr.runtime.engine import scheduler
 from mlxr.runtime.engine.sampling import Sampling
 from mlxr.runtime.hosts.cuda.device import has_cuda
 from mlxr_tests.hash_card import HashCard, use_hash_card
@@ -36,10 +37,13 @@ class RecordedMachine(RuleBasedStateMachine):
         num_blocks=st.integers(10, 20),
         max_sequences=st.integers(1, 3),
         seconds=st.sampled_from([1e-3, 3e-4]),
+        ahead=st.sampled_from([3e-4, 6e-4, 1.0]),
         requests=st.lists(REQUESTS, min_size=1, max_size=3),
     )
-    def make(self, num_blocks, max_sequences, seconds, requests):
+    def make(self, num_blocks, max_sequences, seconds, ahead, requests):
         self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(scheduler, "LONG_SECONDS", 0.0)
+        self.patch.setattr(scheduler, "AHEAD_SECONDS", ahead)  # before the end of a launch, the next one is launched
         use_hash_card(self.patch)
         self.patch.setattr(stores, "MOST_TILE_KEYS", 1)  # so that windows begin where layers do
         options = {"context": CONTEXT, "pipelines": True, "make_host": HashCard}
@@ -166,4 +170,5 @@ def test_random_requests_get_what_they_get_alone(machine, examples):
     hosts = [engine.host for engine in machine.engines]
     assert sum(host.gone_on for host in hosts) >= sum(host.renewed for host in hosts) > 0, "they come to new blocks"
     assert machine is StateMachine or sum(host.num_together for host in hosts) > 0, "several are launched together"
+    assert machine is StateMachine or sum(host.num_early for host in hosts) > 0, "some are read before their last steps"
     assert sum(engine.core.stats().preemptions for engine in machine.engines) > 0, "the arena was full"

@@ -53,6 +53,7 @@ class HashCard(HashHost):
         gone_on: how many launches went on after others without a batch that is built.
         renewed: how many of them read other block tables than those before.
         num_together: how many of them were of several steps.
+        num_early: how many launches were read before their last steps.
         patience: how many places pass in which an interruption could come, before the planned one does.
     """
 
@@ -78,7 +79,7 @@ class HashCard(HashHost):
         others = ("token_ids", "positions", "context_lens", "query_start", "dims", "state_table")
         self._read = {"decode": {*others, *_names(0), *groups}}
         self.arena.before_access = None
-        self.gone_on = self.renewed = self.num_together = self.patience = 0
+        self.gone_on = self.renewed = self.num_together = self.num_early = self.patience = 0
         self.is_going_on = self.breaks = False
         card, self._peers = self, _Nothing()
         self._decodes = DecodeSteps(card, *[self._peers] * 4)
@@ -213,13 +214,14 @@ class _HashChosen(recorded_step.ChosenOfSteps):
         self._card = host
         self._breaks, host.breaks = host.breaks, False
 
-    def read(self) -> npt.NDArray[np.int32]:
+    def read(self, before: int = 0, early: int = 0) -> npt.NDArray[np.int32]:
         """See `LikeliestOfSteps.read`."""
+        self._card.num_early += early > 0
         with self._card.failures():
             self._card.interrupt()
             if self._breaks:
                 raise HostError("the steps failed on the device")
-        return super().read()
+        return super().read(before, early)
 
 
 class _Nothing:
