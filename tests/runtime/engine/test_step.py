@@ -123,7 +123,7 @@ def test_launches_are_longer_once_the_same_requests_have_decoded_for_some_time(m
     assert {step.count for step in steps if step.decode and step.num_repeats < 4} == {1}
     assert {step.count for step in steps if 4 <= step.num_repeats < 6} == {2}
     assert {step.count for step in steps if 6 <= step.num_repeats < 41} == {3}, "as the host takes them"
-    add(engine, 2, max_tokens=8)
+    add(engine, 2, max_tokens=5)
     first = len(steps)
     engine.run()
     assert max(step.count for step in steps[first:]) == 1
