@@ -1,6 +1,7 @@
 """Sequences that grow equally: what most steps do, in less time than the pager's general way takes."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +13,7 @@ Slots = list[int] | npt.NDArray[np.int32]
 
 
 class EqualGrowth:
-    """Finds slots in the pager's array of block tables. The pager calls `forget` when a sequence goes.
+    """Finds slots in the sequences' blocks. The pager calls `forget` when a sequence goes.
 
     It remembers which sequences grew last, since the next step is nearly always for the same ones. Lengths, blocks and
     references are read anew each time.
@@ -22,7 +23,6 @@ class EqualGrowth:
         self,
         sequences: Mapping[int, BlockSequence],
         pool: BlockPool,
-        tables: npt.NDArray[np.int32],
         block_size: int,
         take_block: Callable[[BlockSequence], int],
     ) -> None:
@@ -31,11 +31,10 @@ class EqualGrowth:
         Args:
             sequences: all of them, by id.
             pool: the arena's blocks.
-            tables: block tables, [max_sequences, max_blocks].
             block_size: tokens of a block.
             take_block: adds a free block to a sequence's table and returns it.
         """
-        self._by_id, self._pool, self._tables, self._size = sequences, pool, tables, block_size
+        self._by_id, self._pool, self._size = sequences, pool, block_size
         self._take_block = take_block
         self.forget()
 
@@ -86,18 +85,30 @@ class EqualGrowth:
             slots.append(last * size + offset if offset else -1)
         if needed > self._pool.num_free:
             return None
+        jumping = list[list[int]]()
         for i in lacking:
             sequence = sequences[i]
-            while len(sequence.blocks) * size < sequence.length + count:
+            begin, blocks = sequence.length, sequence.blocks
+            while len(blocks) * size < begin + count:
                 self._take_block(sequence)
-            slots[i] = sequence.blocks[sequence.length // size] * size + sequence.length % size
+            own = list[int]()
+            while (left := count - len(own)) > 0:
+                block, offset = divmod(begin + len(own), size)
+                first = blocks[block] * size + offset
+                own += range(first, first + min(left, size - offset))
+            jumping.append(own)
+            slots[i] = own[0]
         for sequence in sequences:
             sequence.length += count
         if count == 1:
             return slots
-        later = np.arange(count, dtype=np.int32)[:, None]
-        found = np.array(slots, np.int32) + later
+        found = np.array(slots, np.int32) + counts(count)
         if lacking:
-            positions = np.array([lengths[i] for i in lacking], np.int32) + later
-            found[:, lacking] = self._tables[self._rows[lacking], positions // size] * size + positions % size
+            found[:, lacking] = np.array(jumping, np.int32).T
         return found.reshape(-1)
+
+
+@cache
+def counts(steps: int) -> npt.NDArray[np.int32]:
+    """[steps, 1]: 0, 1, ..."""
+    return np.arange(steps, dtype=np.int32)[:, None]

@@ -19,7 +19,6 @@ happens before everything that the new owner launches, and an owner writes a slo
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from copy import copy
 from typing import Literal, NamedTuple
 
 import mlx.core as mx
@@ -217,11 +216,14 @@ class Step:
         if not before and early == self.count:
             return self
         assert isinstance(self.samples, ChosenByHost), "others are read whole"
-        part, first = copy(self), self.num_repeats - before
-        part.num_repeats, part.count = first, before + early
+        part = Step.__new__(Step)
+        for name in _SHARED:
+            setattr(part, name, getattr(self, name))
+        part.num_repeats, part.count = self.num_repeats - before, before + early
         part._starts = [start - before for start in self._starts]
         part.ends = [start + early for start in self._starts]
         part.samples = self.samples.part(before, early if early < self.count else 0)
+        part.chosen = part._sampled = None
         return part
 
     @property
@@ -390,6 +392,10 @@ class Step:
                 indices.append(index - 1 - len(draft) + i)
                 rows.append(Row(request.sampler, position + i, masks[min(i, len(masks) - 1)]))
         return indices, rows
+
+
+_SHARED = ("state", "begin", "parts", "sequences", "decode", "num_decoding", "num_prompt_tokens", "num_drafted")
+"""What `Step.part` has of the step."""
 
 
 def _decode(parts: Sequence[Part]) -> Decode | None:

@@ -6,14 +6,15 @@ array that the CPU has filled is in managed memory, where the GPU takes a page f
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property, lru_cache
+from functools import cached_property, lru_cache
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from mlxr.runtime.cache.equal_growth import Slots
+from mlxr.runtime.cache.equal_growth import counts
 from mlxr.runtime.hosts.cuda.device_array import sent
 from mlxr.runtime.hosts.likeliest import Grown
 
@@ -68,13 +69,11 @@ class SentTogether:
     def __init__(self, parts: Sequence[npt.NDArray[np.int32]]) -> None:
         """Takes the parts, which nobody changes any more."""
         self.parts = parts
-        self._begins = [0]
-        for part in parts:
-            self._begins.append(self._begins[-1] + part.size)
 
     def part(self, index: int, count: int = 1) -> mx.array:
         """Some of the parts, one after the other, on the GPU."""
-        return self._on_gpu[self._begins[index] : self._begins[index + count]]
+        begins = [0, *accumulate([part.size for part in self.parts])]
+        return self._on_gpu[begins[index] : begins[index + count]]
 
     @cached_property
     def _on_gpu(self) -> mx.array:
@@ -174,22 +173,19 @@ class DecodeInputs:
         """
         steady, first, places = self._steady, self._predicted, inputs.moving.places
         assert steady is not None and first is not None, "the steps before have been launched"
-        self._predicted, rows = None, None  # until all steps are launched
+        self._predicted, rows, jumps = None, first + counts(steps), False  # until all steps are launched
         for name, slots in grown.slots.items():
-            place = places.get(name)
-            if place is not None and not _follow(slots, first[place], steps):
-                rows = first + _counts(steps) if rows is None else rows
-                rows[:, place] = np.array(slots, np.int32).reshape(steps, -1)
+            if (place := places.get(name)) is not None:
+                own, given = rows[:, place], np.array(slots, np.int32).reshape(steps, -1)
+                if own.tobytes() != given.tobytes():
+                    own[...], jumps = given, True
         if (packed := self._with_tables(steady.packed, grown.tables)) is not None:
             self._steady = None  # until it is known what it has
             self._known = self._known | {name: packed.numbers[packed.places[name]] for name in self._tables}
             steady = self._steady = Steady(packed, SentTogether([packed.numbers]), 0)
-        if rows is None:
-            moving, new, sent, after = first, list[int](), SentTogether([]), first + np.int32(steps)
-        else:
-            moving, new, sent, after = rows[0], [*range(steps)], SentTogether([*rows]), rows[-1] + np.int32(1)
-        at_once = rows is not None and steps > 1
-        return BoundInputs(Packed(moving, places), inputs.num_steady, steady, steps, new, sent, at_once, after)
+        new, sent = ([*range(steps)], SentTogether(rows)) if jumps else ([], SentTogether([]))
+        moving, after = Packed(rows[0], places), rows[-1] + np.int32(1)
+        return BoundInputs(moving, inputs.num_steady, steady, steps, new, sent, jumps and steps > 1, after)
 
     def _with_tables(self, packed: Packed, tables: Mapping[str, npt.NDArray[np.int32]]) -> Packed | None:
         """The same with other tables, [seqs, columns in use], among the columns that there are; None: no others.
@@ -289,16 +285,3 @@ def _are_same(known: Mapping[str, npt.NDArray[Any]], wanted: Mapping[str, npt.ND
 def _are_equal(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> bool:
     """`np.array_equal` of arrays of one type, in a fifth of its time: a step compares five small ones."""
     return first is second or (first.shape == second.shape and first.tobytes() == second.tobytes())
-
-
-@cache
-def _counts(steps: int) -> npt.NDArray[np.int32]:
-    """[steps, 1]: 0, 1, ..."""
-    return np.arange(steps, dtype=np.int32)[:, None]
-
-
-def _follow(slots: Slots, first: npt.NDArray[np.int32], steps: int) -> bool:
-    """Whether slots are those that were predicted for the first step, and one more in each."""
-    if isinstance(slots, list):
-        return slots == first.tolist() if steps == 1 else _follow(np.array(slots, np.int32), first, steps)
-    return bool((slots.reshape(steps, -1) == first + _counts(steps)).all())

@@ -148,8 +148,8 @@ class RecordedBatch:
         if not is_there:
             numbers = inputs.steady.packed.numbers
             given[steady : steady + len(numbers)] = numbers
-        if rows:
-            given[ahead : ahead + len(rows) * self._num_moving] = np.concatenate(rows)
+        if len(rows):
+            given[ahead : ahead + len(rows) * self._num_moving].reshape(len(rows), -1)[...] = rows
         graph.launch(stream, end)
         self._steady = inputs.steady
 
