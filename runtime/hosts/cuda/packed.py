@@ -19,6 +19,8 @@ from mlxr.runtime.hosts.cuda.device_array import sent
 from mlxr.runtime.hosts.likeliest import Grown
 
 TABLES = "block_tables"
+Rows = Sequence[npt.NDArray[np.int32]] | npt.NDArray[np.int32]
+"""Some arrays, or the rows of one."""
 _ALIGNMENT = 4  # elements: kernels may load 16 bytes at once
 
 
@@ -66,7 +68,7 @@ class SentTogether:
         parts: they, where the CPU has them.
     """
 
-    def __init__(self, parts: Sequence[npt.NDArray[np.int32]]) -> None:
+    def __init__(self, parts: Rows) -> None:
         """Takes the parts, which nobody changes any more."""
         self.parts = parts
 
@@ -263,7 +265,7 @@ class BoundInputs(NamedTuple):
         return self.sent.part(0, self.steps) if self.at_once else None
 
     @property
-    def rows_at_once(self) -> Sequence[npt.NDArray[np.int32]]:
+    def rows_at_once(self) -> Rows:
         """The same of each step, where the CPU has it; empty: it is not to be given at once."""
         return self.sent.parts[: self.steps] if self.at_once else ()
 
