@@ -34,8 +34,8 @@ _NO_PREFIX = Prefix(0, ())
 _LAUNCH_SECONDS, _STEADY_SECONDS = 0.008, 0.04
 """How long the decode steps of one launch take at most, at first and once the same requests have decoded for long: a
 request that comes waits for up to two launches, and the system lets another process run for about as long."""
-_SHARE = 0.5
-"""In between, a launch takes this share of the time that they have decoded: a new request waits for as long at most."""
+_SHARE = 0.25
+"""In between, a launch takes this share of the time that they have decoded: a new request waits for two of them."""
 LONG_SECONDS, AHEAD_SECONDS = 0.03, 0.016
 """How long a launch must take for the next one to be given to the host later, and how long before its end that is: a
 new request waits for one launch, not two."""

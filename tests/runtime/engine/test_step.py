@@ -120,10 +120,10 @@ def test_launches_are_longer_once_the_same_requests_have_decoded_for_some_time(m
     steps = planned(engine)
     add(engine, 1, max_tokens=44)
     engine.run()
-    assert {step.count for step in steps if step.decode and step.num_repeats < 4} == {1}
-    assert {step.count for step in steps if 4 <= step.num_repeats < 6} == {2}
-    assert {step.count for step in steps if 6 <= step.num_repeats < 41} == {3}, "as the host takes them"
-    add(engine, 2, max_tokens=5)
+    assert {step.count for step in steps if step.decode and step.num_repeats < 8} == {1}
+    assert {step.count for step in steps if 8 <= step.num_repeats < 12} == {2}
+    assert {step.count for step in steps if 12 <= step.num_repeats < 41} == {3}, "as the host takes them"
+    add(engine, 2, max_tokens=8)
     first = len(steps)
     engine.run()
     assert max(step.count for step in steps[first:]) == 1
