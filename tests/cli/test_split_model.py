@@ -28,10 +28,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("options", "split"),
     [
-        ("--tensor-parallel 2", Parallel(tensor=2)),
+        pytest.param("--tensor-parallel 2", Parallel(tensor=2), marks=pytest.mark.long),
         ("--tensor-parallel 2 --shares 0.7,0.3", Parallel(tensor=2, shares=(0.7, 0.3))),
         ("--pipeline-parallel 2 --layers 4,2", Parallel(pipeline=2, layers=(4, 2))),
-        ("--tensor-parallel 2 --pipeline-parallel 3", Parallel(tensor=2, pipeline=3)),
+        pytest.param(
+            "--tensor-parallel 2 --pipeline-parallel 3", Parallel(tensor=2, pipeline=3), marks=pytest.mark.long
+        ),
     ],
 )
 def test_options_make_the_split(

@@ -115,9 +115,10 @@ ROUTED = [
     "experts-weighed-inputs-bias",
     "experts-scaled-residual",
 ]
+OF_ROUTED = list(itertools.product(ROUTED, ["f32", "q8_0", "bf16", "q4_0"]))
 
 
-@pytest.mark.parametrize(("name", "weights"), few_of(ROUTED, ["f32", "q8_0", "bf16", "q4_0"]))
+@pytest.mark.parametrize(("name", "weights"), few(OF_ROUTED, covering(OF_ROUTED, lambda case: case)[::2]))
 def test_experts_and_a_shared_one_of_several_sequences(name, weights):
     bench = OpBench(compiled(large_spec(name, weights, cache__max_sequences=3)))
     seq_ids = bench.sequences(0, 4, 9)
@@ -182,7 +183,7 @@ def test_few_threadgroups_take_all_tiles_of_experts(name, weights, sizes):
 
 
 @pytest.mark.parametrize("name", ["experts-shared-gate", "experts-topk-softmax-bias"])
-@pytest.mark.parametrize("sizes", [(4, 4, 2), (4, 2, 1)])
+@pytest.mark.parametrize("sizes", few([(4, 4, 2), (4, 2, 1)], [(4, 4, 2)], whole=True))
 def test_simdgroups_that_share_the_columns_of_experts(name, sizes):
     simdgroups, split, unroll = sizes
     geometry = Geometry.of(matvec_simdgroups=simdgroups, matvec_split=split, matvec_unroll=unroll, matvec_outputs=2)

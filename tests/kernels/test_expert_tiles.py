@@ -1,5 +1,7 @@
 """Products of many tokens by experts, in tiles: their order, both kernels, other ranks' experts, and mistakes."""
 
+import itertools
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import KernelFault
 from mlxr.compiler.schedule.geometry import Geometry
 from mlxr.compiler.targets.metal.kernels.expert_order import ExpertOrderKernel
-from mlxr_tests.few import few_of
+from mlxr_tests.few import covering, few, few_of
 from mlxr_tests.kernel_bench import kernel_text, run_kernel
 from mlxr_tests.op_bench import OpBench
 from mlxr_tests.specs import compiled, small_spec
@@ -62,7 +64,13 @@ def run_products(artifact: Artifact, tokens: int, sum_error: float) -> OpBench:
     return bench
 
 
-@pytest.mark.parametrize(("name", "tokens"), few_of(CASES, [4, 33, 80]))
+OF_CASES = list(itertools.product(CASES, [4, 33, 80]))
+COVERED = ("f32", "layer-norm", "weighed-inputs", "bf16-mma", "q8_0-mma")
+"""Cases whose parts others have."""
+SHORT = [case for case in covering(OF_CASES, lambda case: case) if case[0] not in COVERED]
+
+
+@pytest.mark.parametrize(("name", "tokens"), few(OF_CASES, SHORT))
 def test_products(name, tokens):
     """Tiles that are full, cut and empty. Matrix instructions take numbers of 16 bits."""
     bench = run_products(artifact_of(name), tokens, 8e-3 if name.endswith("mma") else 1e-5)

@@ -136,6 +136,7 @@ def test_all_candidates_and_their_times_are_kept(tuning: Tuning) -> None:
     assert rounds[0][0].sizes == of(tuning, "qkv", "1 sequence").before, "what was best so far is timed with the others"
 
 
+@pytest.mark.long
 def test_a_busy_machine_changes_nothing() -> None:
     """All kernels cost the same here, and other programs up to five times as much again."""
 

@@ -27,7 +27,7 @@ def fused(name: str, phase: PhaseName) -> OpGraph:
 
 
 PHASES_OF = list(itertools.product(ALL_SPECS, PHASES))
-SHORT = [case for i, case in enumerate(covering(PHASES_OF, lambda case: case)) if i % 2 == 0 or case[0] in NEIGHBOURS]
+SHORT = [case for i, case in enumerate(covering(PHASES_OF, lambda case: case)) if i % 4 == 0 or case[0] in NEIGHBOURS]
 
 
 @pytest.mark.parametrize(("name", "phase"), few(PHASES_OF, SHORT))

@@ -77,10 +77,10 @@ def expected(artifact: Artifact) -> np.ndarray[Any, Any]:
 @pytest.mark.parametrize(
     ("memory", "unpacked"),
     [
-        ({"total_memory": 8 * 4 * LAYER}, [4, 0, 0]),
+        pytest.param({"total_memory": 8 * 4 * LAYER}, [4, 0, 0], marks=pytest.mark.long),
         ({"total_memory": 8 * 4 * LAYER, "free_memory": 2 * 4 * LAYER - 2}, [4, 1, 0]),
         ({"total_memory": 8 * 4 * LAYER - 8}, [4, 1, 1]),
-        ({"total_memory": 8 * LAYER - 8}, [4, 4, 4]),
+        pytest.param({"total_memory": 8 * LAYER - 8}, [4, 4, 4], marks=pytest.mark.long),
     ],
 )
 def test_as_much_is_kept_as_there_is_memory_for(

@@ -17,6 +17,7 @@ from mlxr.compiler.errors import HostError
 from mlxr.runtime.hosts.cpu import build, processor, toolchain
 from mlxr.runtime.hosts.cpu.build import load_library
 from mlxr.runtime.hosts.run_compiler import run_compiler, zig_executable
+from mlxr_tests.few import few
 
 TEXT = '__attribute__((visibility("default"))) int answer(void) { return 42; }\n'
 needs_cc = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no system C compiler")
@@ -235,7 +236,9 @@ def test_who_waits_is_told(cache, only) -> None:
 # The cache
 
 
-@pytest.mark.parametrize("damage", ["truncated", "flipped", "empty", "no hash", "a folder"])
+@pytest.mark.parametrize(
+    "damage", few(["truncated", "flipped", "empty", "no hash", "a folder"], ["flipped", "a folder"])
+)
 def test_a_damaged_entry_is_built_anew(cache, runs, damage: str) -> None:
     """In another process each time: a library that is loaded stays so, whatever becomes of its file."""
     program = (
