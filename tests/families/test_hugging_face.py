@@ -4,6 +4,7 @@ No weights are needed for that: a config is imported beside the tensors that say
 """
 
 import ast
+import functools
 import json
 import re
 from collections.abc import Iterator
@@ -244,6 +245,7 @@ def _words(expression: Any) -> Iterator[str]:
         yield from _words(item)
 
 
+@functools.cache
 def _keys_read(path: Path) -> set[str]:
     """Attributes of everything called config, and those that getattr asks it for."""
     read = set()

@@ -46,7 +46,7 @@ def test_what_stands_around_a_step_compiles(name: str) -> None:
     nvrtc.compile_cubin(name, text, FLAGS)
 
 
-@pytest.mark.parametrize("name", few(ALL_SPECS, SHORT_SPECS[::2]))
+@pytest.mark.parametrize("name", few(ALL_SPECS, SHORT_SPECS[::4]))
 def test_steps_of_families_compile(name: str) -> None:
     nvrtc.compile_cubin(name, cuda_text(compiled(family_spec(name), Geometry.of(partition=16))), FLAGS)
 
@@ -54,7 +54,7 @@ def test_steps_of_families_compile(name: str) -> None:
 WHOLE = [name for name, (spec, *_) in VARIANTS.items() if spec.parallel is None and not spec.model.is_encoder]
 
 
-@pytest.mark.parametrize("name", few(WHOLE, WHOLE[::4]))
+@pytest.mark.parametrize("name", few(WHOLE, WHOLE[::7]))
 def test_steps_of_variants_compile(name: str) -> None:
     """Of whole models that decode: a rank's launches are run one by one, with collectives between them."""
     nvrtc.compile_cubin(name, cuda_text(variant(name)), FLAGS)

@@ -126,6 +126,7 @@ for g in (graph, *(run_passes(graph, passes_of(phase))[0] for phase in PHASES)):
 """
 
 
+@pytest.mark.long  # so does test_same_bytes_for_any_hash_seed_and_folder, of whole artifacts
 def test_dumps_do_not_depend_on_the_hash_seed() -> None:
     texts = []
     for seed in ("1", "2"):

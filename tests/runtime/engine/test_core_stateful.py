@@ -350,9 +350,9 @@ LONG = pytest.mark.long
 @pytest.mark.parametrize(
     ("machine", "examples"),
     [
-        (CoreMachine, 10),
-        (PipelinedStateMachine, 8),
-        (PipelinedWindowMachine, 6),
+        (CoreMachine, 6),
+        (PipelinedStateMachine, 5),
+        (PipelinedWindowMachine, 4),
         *[
             pytest.param(machine, 1500, marks=LONG)
             for machine in (

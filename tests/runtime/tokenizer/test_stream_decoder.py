@@ -12,6 +12,7 @@ from mlxr.runtime.tokenizer import load_tokenizer
 from mlxr.runtime.tokenizer.model_proto import Piece, Pieces, write_model_proto
 from mlxr.runtime.tokenizer.sentencepiece_stream import SentencepieceStreamDecoder
 from mlxr.runtime.tokenizer.sentencepiece_tokenizer import SentencepieceTokenizer
+from mlxr_tests.few import examples
 from mlxr_tests.vocabularies import single_bytes
 
 TESTS = Path(__file__).parents[2]
@@ -52,7 +53,7 @@ interesting_bytes = st.sampled_from(
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150, 50), deadline=None)
 @given(data=st.data())
 def test_joined_pieces_are_the_decoded_text(name, data):
     tokenizer = TOKENIZERS[name]

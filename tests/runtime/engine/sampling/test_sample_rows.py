@@ -100,7 +100,7 @@ def test_tokens_are_those_of_the_definitions(data: st.DataObject) -> None:
         assert sampling.temperature == 0 or begin - 2e-6 <= number <= ends[sampled.token] + 2e-6
 
 
-@settings(max_examples=50, deadline=None, database=None)
+@settings(max_examples=examples(50, 20), deadline=None, database=None)
 @given(data=st.data())
 def test_a_row_does_not_depend_on_others(data: st.DataObject) -> None:
     size = data.draw(st.sampled_from([1, 7, 131, 5000, 9001]))

@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlxr.runtime.engine.speculation.prompt_lookup import PromptLookup
+from mlxr_tests.few import examples
 
 
 def searched(tokens: list[int], most: int) -> list[int]:
@@ -21,7 +22,7 @@ def searched(tokens: list[int], most: int) -> list[int]:
     return []
 
 
-@settings(max_examples=300, deadline=None, database=None)
+@settings(max_examples=examples(300, 100), deadline=None, database=None)
 @given(data=st.data())
 def test_it_finds_what_a_search_finds(data: st.DataObject) -> None:
     letters = data.draw(st.sampled_from([2, 3, 12]))

@@ -50,7 +50,7 @@ def words_in(deltas: list[Delta]) -> str:
 
 @pytest.mark.parametrize("tokens", [True, False], ids=["tokens", "text"])
 @pytest.mark.parametrize("name", TEMPLATES)
-@settings(max_examples=examples(60, 25), deadline=None)
+@settings(max_examples=examples(60, 15), deadline=None)
 @given(data=st.data(), reasoning=st.booleans(), beginning=st.sampled_from(Beginning))
 def test_any_answer(name: str, tokens: bool, data: st.DataObject, reasoning: bool, beginning: Beginning) -> None:
     form = family(name, tokens)
