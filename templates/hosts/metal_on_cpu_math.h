@@ -221,6 +221,7 @@ MLXR_MATH_NAMES
 }
 namespace fast {
 MLXR_MATH_NAMES
+inline float divide(float x, float y) { return x / y; }
 }
 #undef MLXR_MATH_NAMES
 }  // namespace metal

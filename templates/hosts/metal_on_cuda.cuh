@@ -460,6 +460,14 @@ __forceinline__ float tanh(float x) { return tanhf(x); }
 __forceinline__ float sqrt(float x) { return sqrtf(x); }
 __forceinline__ float rsqrt(float x) { return 1.0f / sqrtf(x); }
 }  // namespace precise
+namespace fast {
+__forceinline__ float exp(float x) { return __expf(x); }
+__forceinline__ float divide(float x, float y) {
+    float z;
+    asm("div.approx.ftz.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
+    return z;
+}
+}  // namespace fast
 }  // namespace metal
 using metal::clamp;
 

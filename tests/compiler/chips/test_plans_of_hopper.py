@@ -68,13 +68,13 @@ PLANS = {
         {
             1: {"routed_experts": "", "experts_down": EARLY},
             16: {"router_shared": "", "experts_codes8": "", "experts_down_codes8": EARLY},
-            0: {"experts_wide48": "step < 8u;", "experts_down_wide48": "step < 12u;"},
+            0: {"experts_wide40": "step < 8u;", "experts_down_wide40": "step < 6u;"},
         },
     ),
     "qwen3-30b-a3b-q6_k": (
         QWEN3_MOE,
         {"default": "q6_k", "tensors": {"layers.*.mlp.router": "f32"}},
-        {0: {"experts_wide48": "step < 8u;", "experts_down_wide48": "step < 12u;"}},
+        {0: {"experts_wide40": "step < 8u;", "experts_down_wide40": "step < 6u;"}},
     ),
 }
 

@@ -1,4 +1,4 @@
-// experts_down_numbers_412c12da
+// experts_down_numbers_ad940204
 // small spec of a test
 //
 // Rows of x as f16 numbers, in the order in which products of experts' choices multiply them: scaled by a power of two, which loses
@@ -102,12 +102,11 @@ inline uint word_of_block(NearRow row, uint at) {
   return (uint)(((ulong)words[1] << 32 | (ulong)words[0]) >> (row.begin % 4u * 8u));
 }
 inline float scales_q6_k(NearRow row, threadgroup uint4* table, uint part) {
-#pragma unroll
-  for (uint j = 0; j < 2; j++) {
-    const uint i = part * 2u + j;
+  {
+    const uint i = part;
     const uint bytes = word_of_block(row, 192u + 4u * i) ^ 0x80808080u;
     const uint unit = i % 2 == 0 ? 0x5c005c00u : 0x4c004c00u;  // 2^8; 2^4 where codes are 16 times as large
-    table[i] = uint4(
+    table[part % 2] = uint4(
         f16_times(f16_of_byte(bytes, 0, 0x64806480u), unit), f16_times(f16_of_byte(bytes, 1, 0x64806480u), unit),
         f16_times(f16_of_byte(bytes, 2, 0x64806480u), unit), f16_times(f16_of_byte(bytes, 3, 0x64806480u), unit));
   }
@@ -123,7 +122,7 @@ inline Part_q6_k part_q6_k(NearRow row, const threadgroup uint4* table, uint hal
 #pragma unroll
   for (uint i = 0; i < 2; i++) {
     part.high[i] = word_of_block(row, 128u + half_block * 32u + i * 16u + quad * 4u);
-    part.scales[i] = table[half_block * 2u + i];
+    part.scales[i] = table[i];
   }
   return part;
 }
@@ -138,7 +137,7 @@ inline uint2 numbers_q6_k(Part_q6_k part, uint step, uint half_step) {
       f16_fma((low & of_low) | (left & of_high), scale, shift), f16_fma(((low >> 8) & of_low) | (right & of_high), scale, shift));
 }
 // ---- kernel
-[[kernel]] void experts_down_numbers_412c12da(
+[[kernel]] void experts_down_numbers_ad940204(
   const device bfloat16_t* x [[buffer(0)]],
   device float16_t* out [[buffer(1)]],
   device float* backs [[buffer(2)]],

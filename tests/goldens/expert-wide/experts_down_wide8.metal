@@ -1,4 +1,4 @@
-// experts_down_wide8_8ab19ea5
+// experts_down_wide8_a3a00a9d
 // small spec of a test
 //
 // Products of a tile of 8 choices of an expert by matrix instructions of four simdgroups: out = x @ weight.T.
@@ -137,12 +137,11 @@ inline uint word_of_block(NearRow row, uint at) {
   return (uint)(((ulong)words[1] << 32 | (ulong)words[0]) >> (row.begin % 4u * 8u));
 }
 inline float scales_q6_k(NearRow row, threadgroup uint4* table, uint part) {
-#pragma unroll
-  for (uint j = 0; j < 2; j++) {
-    const uint i = part * 2u + j;
+  {
+    const uint i = part;
     const uint bytes = word_of_block(row, 192u + 4u * i) ^ 0x80808080u;
     const uint unit = i % 2 == 0 ? 0x5c005c00u : 0x4c004c00u;  // 2^8; 2^4 where codes are 16 times as large
-    table[i] = uint4(
+    table[part % 2] = uint4(
         f16_times(f16_of_byte(bytes, 0, 0x64806480u), unit), f16_times(f16_of_byte(bytes, 1, 0x64806480u), unit),
         f16_times(f16_of_byte(bytes, 2, 0x64806480u), unit), f16_times(f16_of_byte(bytes, 3, 0x64806480u), unit));
   }
@@ -158,7 +157,7 @@ inline Part_q6_k part_q6_k(NearRow row, const threadgroup uint4* table, uint hal
 #pragma unroll
   for (uint i = 0; i < 2; i++) {
     part.high[i] = word_of_block(row, 128u + half_block * 32u + i * 16u + quad * 4u);
-    part.scales[i] = table[half_block * 2u + i];
+    part.scales[i] = table[i];
   }
   return part;
 }
@@ -173,7 +172,7 @@ inline uint2 numbers_q6_k(Part_q6_k part, uint step, uint half_step) {
       f16_fma((low & of_low) | (left & of_high), scale, shift), f16_fma(((low >> 8) & of_low) | (right & of_high), scale, shift));
 }
 // ---- kernel
-[[kernel]] void experts_down_wide8_8ab19ea5(
+[[kernel]] void experts_down_wide8_a3a00a9d(
   const device float16_t* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device int32_t* order [[buffer(2)]],
@@ -199,12 +198,12 @@ inline uint2 numbers_q6_k(Part_q6_k part, uint step, uint half_step) {
   // lie in different banks.
   MLXR_TILES(staged, 512);
   MLXR_THREADGROUP(uint4, ring, 1920);
-  MLXR_THREADGROUP(uint4, tables, 256);
+  MLXR_THREADGROUP(uint4, tables, 128);
   MLXR_THREADGROUP(float, back, 8);
   MLXR_THREADGROUP(int, choices, 8);
   MLXR_THREADGROUP(float, factors, 8);
   threadgroup uint4* const own = ring + simdgroup * 480u;
-  threadgroup uint4* const table = tables + simdgroup * 64u;
+  threadgroup uint4* const table = tables + simdgroup * 32u;
   const uint first = threadgroup_position_in_grid.x * 128u + simdgroup * 16u;
   // Rows of x that are copied.
   uint of_x[2];
@@ -304,35 +303,41 @@ inline uint2 numbers_q6_k(Part_q6_k part, uint step, uint half_step) {
     asked++;
     MLXR_END_COPIES();
     const threadgroup uint4* const near = own + slot * 240u;
-    // Two lanes decode the scales of a row.
-    const float of_unit = scales_q6_k(NearRow{near, lane / 2, ((of_row + pass * 0u + unit * 2u + (lane / 2) * 2u) & 15u)}, table + lane / 2 * 4u, lane % 2u);
+    // Two lanes decode the scales of a row, half a block's at a time.
+    const NearRow of_scales = NearRow{near, lane / 2, ((of_row + pass * 0u + unit * 2u + (lane / 2) * 2u) & 15u)};
+    const float of_unit = scales_q6_k(of_scales, table + lane / 2 * 2u, lane % 2u);
     simdgroup_barrier(mem_flags::mem_threadgroup);
     const float factor_even = simd_shuffle(of_unit, group * 2), factor_odd = simd_shuffle(of_unit, group * 2 + 16);
     const NearRow even_row = NearRow{near, group, ((of_row + pass * 0u + unit * 2u + group * 2u) & 15u)}, odd_row = NearRow{near, group + 8, ((of_row + pass * 0u + unit * 2u + (group + 8) * 2u) & 15u)};
     const threadgroup uint4* const of_step = staged + step % 2u * 256u;
     float4 of_block[1];
-    uint4 a[2][4];
+    uint4 a[2][2];
     MLXR_NO_PRODUCTS(1, of_block);
 #pragma unroll
     for (uint half_block = 0; half_block < 2; half_block++) {
-      const Part_q6_k even = part_q6_k(even_row, table + group * 4u, half_block, quad);
-      const Part_q6_k odd = part_q6_k(odd_row, table + (group + 8) * 4u, half_block, quad);
+      if (half_block == 1) {
+        simdgroup_barrier(mem_flags::mem_threadgroup);
+        scales_q6_k(of_scales, table + lane / 2 * 2u, 2u + lane % 2u);
+        simdgroup_barrier(mem_flags::mem_threadgroup);
+      }
+      const Part_q6_k even = part_q6_k(even_row, table + group * 2u, half_block, quad);
+      const Part_q6_k odd = part_q6_k(odd_row, table + (group + 8) * 2u, half_block, quad);
 #pragma unroll
-      for (uint batch = 0; batch < 2u; batch++) {
+      for (uint batch = 0; batch < 4u; batch++) {
         const uint set = batch % 2;
-        if (half_block * 2u + batch > 1) {
+        if (half_block * 4u + batch > 1) {
           MLXR_AWAIT_BUT_LAST_PRODUCTS();
         }
 #pragma unroll
-        for (uint i = 0; i < 4u; i++) {
-          const uint s = batch * 4u + i;
+        for (uint i = 0; i < 2u; i++) {
+          const uint s = batch * 2u + i;
           const uint2 e = numbers_q6_k(even, s / 2, s % 2), o = numbers_q6_k(odd, s / 2, s % 2);
           a[set][i] = uint4(e.x, o.x, e.y, o.y);
         }
         MLXR_BEGIN_PRODUCTS();
 #pragma unroll
-        for (uint i = 0; i < 4u; i++) {
-          const uint s = half_block * 8u + batch * 4u + i;
+        for (uint i = 0; i < 2u; i++) {
+          const uint s = half_block * 8u + batch * 2u + i;
           MLXR_ADD_TO_PRODUCTS(1, of_block, s == 0, a[set][i], of_step, s / 4u * 64u, s % 4u, lane);
         }
         MLXR_END_PRODUCTS();

@@ -1,4 +1,4 @@
-// experts_numbers_6ccab434
+// experts_numbers_7bcd932f
 // small spec of a test
 //
 // Rows of x as f16 numbers, in the order in which products of experts' choices multiply them: scaled by a power of two, which loses
@@ -95,7 +95,7 @@ inline float scales_q4_k(NearRow row, threadgroup uint4* table, uint part) {
   const float2 factors = floats_of(head.x);
   // Divided by the block's scale, which leaves whole numbers of codes times scales.
   const float base = metal::abs(factors.y) > 4096.0f * metal::abs(factors.x) ? factors.y : factors.x;
-  const float2 d = base == 0.0f ? factors : factors * (1.0f / base);
+  const float2 d = base == 0.0f ? factors : factors * metal::fast::divide(1.0f, base);
   const uint even = f16_pair(d.x * 512.0f, d.x * 512.0f), odd = f16_pair(d.x * 32.0f, d.x * 32.0f);
   const uint minimum = f16_pair(d.y * -0.125f, d.y * -0.125f);
   {
@@ -129,7 +129,7 @@ inline uint2 numbers_q4_k(Part_q4_k part, uint step, uint half_step) {
   return uint2(f16_fma(q & mask, scale, minimum), f16_fma((q >> 8) & mask, scale, minimum));
 }
 // ---- kernel
-[[kernel]] void experts_numbers_6ccab434(
+[[kernel]] void experts_numbers_7bcd932f(
   const device bfloat16_t* x [[buffer(0)]],
   device float16_t* out [[buffer(1)]],
   device float* backs [[buffer(2)]],

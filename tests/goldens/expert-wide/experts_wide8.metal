@@ -1,4 +1,4 @@
-// experts_wide8_b037515a
+// experts_wide8_6e412386
 // small spec of a test
 //
 // Products of a tile of 8 choices of an expert by matrix instructions of four simdgroups: out = silu(x @ gate.T) * (x @ up.T), weight = [gate; up].
@@ -129,7 +129,7 @@ inline float scales_q4_k(NearRow row, threadgroup uint4* table, uint part) {
   const float2 factors = floats_of(head.x);
   // Divided by the block's scale, which leaves whole numbers of codes times scales.
   const float base = metal::abs(factors.y) > 4096.0f * metal::abs(factors.x) ? factors.y : factors.x;
-  const float2 d = base == 0.0f ? factors : factors * (1.0f / base);
+  const float2 d = base == 0.0f ? factors : factors * metal::fast::divide(1.0f, base);
   const uint even = f16_pair(d.x * 512.0f, d.x * 512.0f), odd = f16_pair(d.x * 32.0f, d.x * 32.0f);
   const uint minimum = f16_pair(d.y * -0.125f, d.y * -0.125f);
   {
@@ -162,10 +162,10 @@ inline uint2 numbers_q4_k(Part_q4_k part, uint step, uint half_step) {
   const uint scale = half_step == 0 ? part.scales.x : part.scales.y, minimum = half_step == 0 ? part.scales.z : part.scales.w;
   return uint2(f16_fma(q & mask, scale, minimum), f16_fma((q >> 8) & mask, scale, minimum));
 }
-inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
+inline float activate(float x) { return metal::fast::divide(x, 1.0f + metal::fast::exp(-x)); }
 
 // ---- kernel
-[[kernel]] void experts_wide8_b037515a(
+[[kernel]] void experts_wide8_6e412386(
   const device float16_t* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device int32_t* order [[buffer(2)]],
@@ -293,7 +293,8 @@ inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
     MLXR_END_COPIES();
     const threadgroup uint4* const near = own + slot * 144u;
     // Two lanes decode the scales of a row.
-    const float of_unit = scales_q4_k(NearRow{near, lane / 2, 0u}, table + lane / 2 * 4u, lane % 2u);
+    const NearRow of_scales = NearRow{near, lane / 2, 0u};
+    const float of_unit = scales_q4_k(of_scales, table + lane / 2 * 4u, lane % 2u);
     simdgroup_barrier(mem_flags::mem_threadgroup);
     const float factor_even = simd_shuffle(of_unit, group * 2), factor_odd = simd_shuffle(of_unit, group * 2 + 16);
     const NearRow even_row = NearRow{near, group, 0u}, odd_row = NearRow{near, group + 8, 0u};

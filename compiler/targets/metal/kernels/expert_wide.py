@@ -11,18 +11,35 @@ from mlxr.compiler.targets.metal.kernel_parts.kernel import BLOCK_BYTES, MMA_ROW
 from mlxr.compiler.targets.metal.kernel_parts.projection_facts import ProjectionFacts
 from mlxr.compiler.targets.metal.kernel_parts.projection_kernel import ExpertRows, ProjectionKernel
 
-_SLOTS = {WeightFormat.Q4_K: (9, 9), WeightFormat.Q6_K: (14, 15)}
-"""Formats that the kernel can multiply: vectors of a block that are copied, and vectors from one row to the next."""
+
+@dataclass(frozen=True)
+class _Near:
+    """How threadgroup memory has a simdgroup's rows of a block.
+
+    Attributes:
+        vectors: of a row that are copied.
+        stride: vectors from one row to the next.
+        table: vectors of a row's scales, of the whole block or of half of it at a time.
+        batch: instructions for which numbers are decoded while as many run: as many as there are registers for.
+    """
+
+    vectors: int
+    stride: int
+    table: int
+    batch: int
+
+
+_NEAR = {
+    WeightFormat.Q4_K: _Near(vectors=9, stride=9, table=4, batch=4),
+    WeightFormat.Q6_K: _Near(vectors=14, stride=15, table=2, batch=2),
+}
+"""Formats that the kernel can multiply."""
 _BLOCK = 256
 """Columns of a block, which are multiplied between two barriers."""
 _VECTOR = 16
-_TABLE = 4
-"""Vectors of a row's scales."""
 _TOGETHER = 4
 """Simdgroups that multiply together."""
-_BATCH = 4
-"""Instructions for which numbers are decoded while as many run."""
-_WIDTHS = (32, 48)
+_WIDTHS = (16,)
 """Columns of instructions, where a tile has no more choices."""
 _MOST_CHOICES = 64
 """Columns of the largest instruction that hosts have for it."""
@@ -44,7 +61,6 @@ class ExpertWideKernel(ProjectionKernel):
 
     template = "expert_wide.metal.jinja"
     most_bytes: ClassVar[int] = BLOCK_BYTES
-    batch: ClassVar[int] = _BATCH
     _: KW_ONLY
     stages: int
 
@@ -100,14 +116,14 @@ class ExpertWideKernel(ProjectionKernel):
         return self.block_bytes % _VECTOR == 0
 
     @property
-    def vectors(self) -> int:
-        """Vectors of a block that are copied."""
-        return _SLOTS[self.format][0]
+    def near(self) -> _Near:
+        """The places of what is copied."""
+        return _NEAR[self.format]
 
     @property
     def slot(self) -> int:
         """Vectors of a simdgroup's blocks of a stage."""
-        return MMA_ROWS * _SLOTS[self.format][1]
+        return MMA_ROWS * self.near.stride
 
     @property
     def x_slot(self) -> int:
@@ -122,7 +138,7 @@ class ExpertWideKernel(ProjectionKernel):
     @property
     def table(self) -> int:
         """Vectors of the scales of a simdgroup's rows."""
-        return MMA_ROWS * _TABLE
+        return MMA_ROWS * self.near.table
 
     @property
     def threadgroup_bytes(self) -> int:
@@ -139,7 +155,7 @@ class ExpertWideKernel(ProjectionKernel):
 def expert_wide(p: ProjectionFacts, g: MatrixTiles, experts: ExpertRows) -> ExpertWideKernel | None:
     """The kernel of a prompt's product, if the geometry asks for it and it can be made."""
     formats = p.layout.formats
-    if not g.wide_stages or not p.activation.is_16_bit or len(formats) != 1 or formats[0] not in _SLOTS:
+    if not g.wide_stages or not p.activation.is_16_bit or len(formats) != 1 or formats[0] not in _NEAR:
         return None
     simdgroups, outs = g.wide_simdgroups or g.simdgroups, MMA_ROWS // p.epilogue.halves
     if p.layout.columns % _BLOCK or g.max_rows % 8 or g.max_rows > _MOST_CHOICES or simdgroups % _TOGETHER:
