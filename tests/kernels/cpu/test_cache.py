@@ -82,7 +82,7 @@ def check_all(bench, threads):
         bench.run(batch, next(threads), "prefill")
 
 
-@pytest.mark.parametrize("case", few(UNGATED, covering(UNGATED, properties)), ids=str)
+@pytest.mark.parametrize("case", few(UNGATED, covering(UNGATED, properties)[::2]), ids=str)
 def test_every_variant(case):
     check_all(AttentionBench(case), itertools.cycle((1, 2, 3, 5)))
 
