@@ -84,7 +84,7 @@ class EngineCore:
         self._stats = CoreStats()
         self._answers = Answers(self.scheduler, self._stats, self._ledger, self.wake, host.plan.vocab_size)
         self._ahead: Step | None = None  # launched while the step before it was not read
-        self._untold = 0  # how many of the last steps of that one nobody has been told
+        self._untold = self._told = 0  # last steps of that one that nobody was told, first steps of `_ahead` that all were
         self._next_deadline = float("inf")
         self.recent_steps: deque[StepRecord] = deque(maxlen=512)
         self.launched_steps = 0
@@ -169,30 +169,43 @@ class EngineCore:
             elif not self._launch(step):
                 return True  # others may go on
             if self._host.pipelines:
-                if self._is_called(step):
+                if self._tells_early(step) or self._is_called(step):
                     self._ahead = step
                     return True
+                untold, told = self._untold, self._told  # a launch that fails forgets them, for the requests that it has
                 self._launch_ahead(step)
+                self._untold = self._told = 0
+                if told and self._ahead is not None and self._ahead.goes_on:
+                    self._untold = step.count - told  # they are told with the first ones of that one
+                    return True
                 if step.decode is None:  # the device computes: what its tokens will need is made meanwhile
                     for part in step.parts:
                         if part.samples:
                             part.request.text.prepare()
-            self._complete(self._to_tell(step))
+                if told:
+                    self._ledger.resumed()
+                step = step.part(untold - told, step.count)
+            self._complete(step)
         except BaseException:
             self._forget(step)
             raise
         return True
 
-    def _to_tell(self, step: Step) -> Step:
-        """What is told once the step after a launched one has been launched, too: all of it that nobody was told.
+    def _tells_early(self, step: Step) -> bool:
+        """Tells the first tokens of a long launch before the next one is given to the host: who comes waits for one.
 
-        Of a long launch which that one goes on, the last steps, which still run, wait for the next time: to wait for
-        them here would cost this thread a fourth of a launch, since nothing is in the processor's cache after a wait.
+        All that happens at that moment: to wait twice for each launch costs this thread a fourth of it more, since nothing
+        is in the processor's cache after a wait.
+
+        Returns:
+            Whether it did; then whoever runs the steps looks who has come, and comes back.
         """
-        untold, self._untold = self._untold, 0
-        if step.early and self._ahead is not None and self._ahead.goes_on:
-            self._untold = step.count - step.early
-        return step.part(untold, step.count - self._untold)
+        if not step.early or self._told or self.scheduler.waiting:
+            return False
+        step.wait_early()
+        self._complete(step.part(self._untold, step.early))
+        self._untold, self._told = 0, step.early
+        return True
 
     def _save_memory(self, scarce_bytes: int) -> None:
         """Gives memory of the arena back that nobody uses, once the machine lacks it."""
@@ -212,7 +225,7 @@ class EngineCore:
 
     def fail_all(self, error: Exception) -> None:
         """Ends all requests with an error."""
-        self._ahead, self._untold = None, 0
+        self._ahead, self._untold, self._told = None, 0, 0
         self._ledger.forgot()
         for request in [*self.scheduler.running, *self.scheduler.waiting]:
             with suppress(Exception):  # the error may have left the scheduler or the pager in disorder
@@ -239,7 +252,7 @@ class EngineCore:
 
     def close(self) -> None:
         """Drops all requests, and saves what the prefix cache has as far as the tiers take it."""
-        self._ahead, self._untold = None, 0
+        self._ahead, self._untold, self._told = None, 0, 0
         for request in [*self.scheduler.running, *self.scheduler.waiting]:
             self.drop(request)
         link, self._link, self._save = self._link, None, None
@@ -306,7 +319,7 @@ class EngineCore:
         step = self._ahead
         if step is not None and all(part.request.answer.is_done for part in step.parts):
             self._ahead = step = None
-            self._untold = 0
+            self._untold = self._told = 0
             self._ledger.skipped()
         return step
 
@@ -316,18 +329,14 @@ class EngineCore:
         Returns:
             Whether a call came meanwhile. The caller then takes it, and comes back to this step.
         """
-        if step.decode is None or step.count == 1 or self.scheduler.waiting:
+        if step.decode is None or step.count == 1 or step.early or self.scheduler.waiting:
             return False
-        if step.early:
-            step.wait_early()
-            is_called = self.wake.is_set()
-        else:
-            seconds = step.count * (self._times.decode_seconds(step.num_decoding) or 0.0)
-            left = max(step.begin, self._answers.step_end) + seconds - AHEAD_SECONDS - time.perf_counter()
-            is_called = seconds >= LONG_SECONDS and left > 0 and self.wake.wait(left)
-        if is_called:
-            self.wake.clear()
-        return is_called
+        seconds = step.count * (self._times.decode_seconds(step.num_decoding) or 0.0)
+        left = max(step.begin, self._answers.step_end) + seconds - AHEAD_SECONDS - time.perf_counter()
+        if seconds < LONG_SECONDS or left <= 0 or not self.wake.wait(left):
+            return False
+        self.wake.clear()
+        return True
 
     def _launch_ahead(self, step: Step) -> None:
         """Launches the step after one whose tokens have not been read, unless these decide what it is."""
@@ -452,7 +461,7 @@ class EngineCore:
     def _forget(self, step: Step) -> None:
         """Forgets a step and one launched after it: their requests compute them again."""
         forgotten = [step] if self._ahead in (None, step) else [step, self._ahead]
-        self._ahead, self._untold = None, 0
+        self._ahead, self._untold, self._told = None, 0, 0
         self._ledger.forgot()
         for one in forgotten:
             self.scheduler.forget(one)

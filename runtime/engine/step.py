@@ -210,8 +210,8 @@ class Step:
         """What is read and told together: the last steps of the launched step that it goes on, and its own.
 
         Args:
-            before: how many of those.
-            early: how many of its own, its first `early` or all.
+            before: how many of those; less than 0: so many of its first own are not.
+            early: up to which of its own, the first `early` or all.
         """
         if not before and early == self.count:
             return self

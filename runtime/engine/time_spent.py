@@ -187,6 +187,10 @@ class Ledger:
         """A step was launched."""
         self._launches.append(self.clock())
 
+    def resumed(self) -> None:
+        """What is left of a step, of which the first part has ended, ends by itself, and not with the next one."""
+        self._launches.appendleft(self._end)
+
     def skipped(self) -> None:
         """Nobody waits for the first of the launched steps any more."""
         if self._launches:
