@@ -194,8 +194,8 @@ class EngineCore:
     def _tells_early(self, step: Step) -> bool:
         """Tells the first tokens of a long launch before the next one is given to the host: who comes waits for one.
 
-        All that happens at that moment: to wait twice for each launch costs this thread a fourth of it more, since nothing
-        is in the processor's cache after a wait.
+        The next one follows at once: to wait twice for each launch costs this thread a fourth more, since nothing is in
+        the processor's cache after a wait.
 
         Returns:
             Whether it did; then whoever runs the steps looks who has come, and comes back.

@@ -19,6 +19,7 @@ happens before everything that the new owner launches, and an owner writes a slo
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 import mlx.core as mx
@@ -450,23 +451,28 @@ def _batch_requests(parts: Sequence[Part]) -> list[BatchRequest]:
 
 
 def _tokens_on_device(before: Step, parts: Sequence[Part], ids: Sequence[Sequence[int]]) -> mx.array | None:
-    """The token ids of a step: [tokens], int32, of which some are sampled by the step before. None if none are."""
+    """The token ids of a step: [tokens], int32, of which some are sampled by the step before. None if none are.
+
+    They are put together of slices: MLX compiles what gathers them, for seconds, when a request first joins others.
+    """
     sampled = [part.request for part in before.parts if part.samples]
     index = {request: i for i, request in enumerate(sampled)}
-    num_sampled = len(index)
     known: list[int] = []
     places: list[int] = []  # in the sampled tokens with the known ones after them
     for part, tokens_of_part in zip(parts, ids, strict=True):
-        places += range(num_sampled + len(known), num_sampled + len(known) + len(tokens_of_part))
-        known += tokens_of_part
-        if part.samples and part.request.run.in_flight:
-            places[-1] = index[part.request]
-    unread = sum(place < num_sampled for place in places)
-    if not unread:
+        is_sampled = bool(part.samples and part.request.run.in_flight)
+        own = tokens_of_part[: len(tokens_of_part) - is_sampled]
+        places += range(len(index) + len(known), len(index) + len(known) + len(own))
+        known += own
+        if is_sampled:
+            places.append(index[part.request])
+    if len(known) == len(places):
         return None
     tokens = before.samples.tokens
-    if unread < len(places):
+    if known:
         tokens = mx.concatenate([tokens, mx.array(np.array(known, np.int32))])
-    elif places == list(range(num_sampled)):
+    if places == list(range(len(index) + len(known))):
         return tokens
-    return tokens[mx.array(np.array(places, np.int32))]
+    begins = [i for i, place in enumerate(places) if not i or place != places[i - 1] + 1]
+    slices = [tokens[places[begin] : places[begin] + end - begin] for begin, end in pairwise([*begins, len(places)])]
+    return mx.concatenate(slices)
