@@ -84,7 +84,8 @@ class EngineCore:
         self._stats = CoreStats()
         self._answers = Answers(self.scheduler, self._stats, self._ledger, self.wake, host.plan.vocab_size)
         self._ahead: Step | None = None  # launched while the step before it was not read
-        self._untold = self._told = 0  # last steps of that one that nobody was told, first steps of `_ahead` that all were
+        self._untold = 0  # last steps of that one of which nobody was told
+        self._told = 0  # first steps of `_ahead` of which everybody was
         self._next_deadline = float("inf")
         self.recent_steps: deque[StepRecord] = deque(maxlen=512)
         self.launched_steps = 0
@@ -172,7 +173,7 @@ class EngineCore:
                 if self._tells_early(step) or self._is_called(step):
                     self._ahead = step
                     return True
-                untold, told = self._untold, self._told  # a launch that fails forgets them, for the requests that it has
+                untold, told = self._untold, self._told  # a launch that fails forgets them
                 self._launch_ahead(step)
                 self._untold = self._told = 0
                 if told and self._ahead is not None and self._ahead.goes_on:
