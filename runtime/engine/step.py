@@ -216,16 +216,19 @@ class Step:
         """
         if not before and early == self.count:
             return self
-        assert isinstance(self.samples, ChosenByHost), "others are read whole"
         part = Step.__new__(Step)
-        for name in _SHARED:
-            setattr(part, name, getattr(self, name))
-        part.num_repeats, part.count = self.num_repeats - before, before + early
-        part._starts = [start - before for start in self._starts]
-        part.ends = [start + early for start in self._starts]
-        part.samples = self.samples.part(before, early if early < self.count else 0)
-        part.chosen = part._sampled = None
+        part._become_part(self, before, early)
         return part
+
+    def _become_part(self, whole: "Step", before: int, early: int) -> None:
+        assert isinstance(whole.samples, ChosenByHost), "others are read whole"
+        for name in _SHARED:
+            setattr(self, name, getattr(whole, name))
+        self.num_repeats, self.count = whole.num_repeats - before, before + early
+        self._starts = [start - before for start in whole._starts]
+        self.ends = [start + early for start in whole._starts]
+        self.samples = whole.samples.part(before, early if early < whole.count else 0)
+        self.chosen = self._sampled = None
 
     @property
     def starts(self) -> list[int]:

@@ -170,7 +170,7 @@ PROMPTS = list(itertools.product(WIDE, MLPS, [16, 40], ["q4_k", "q6_k"], ["bf16"
     few(PROMPTS, [("passes", "swiglu", 40, "q4_k", "bf16", 60)]),
 )
 def test_prompts_by_four_simdgroups(sizes, mlp, tile, format, activation, tokens):
-    """Tiles are full, cut and empty, and instructions have 16, 32 or 40 columns; x comes in two blocks and in one."""
+    """Tiles are full, cut and empty, and instructions have 16 or 40 columns; x comes in two blocks and in one."""
     artifact = artifact_of(
         MLPS[mlp] | {"experts": MLPS[mlp]["experts"] | ({"count": 3} if tile == 40 else {})},
         512,
