@@ -4,7 +4,7 @@ A row of x that is 1 in one column and 0 elsewhere gives that column's numbers: 
 definition (gguf.quants.dequantize, mx.dequantize) to the last bit.
 """
 
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -95,7 +95,10 @@ def test_products(format):
         check_products(bench, rows)
 
 
-@pytest.mark.parametrize(("format", "activation"), few_of(["q8_0", "q6_k", "q4_k", "affine4_g64_f16"], ["f16", "bf16"]))
+OF_16_BITS = list(product(["q8_0", "q6_k", "q4_k", "affine4_g64_f16"], ["f16", "bf16"]))
+
+
+@pytest.mark.parametrize(("format", "activation"), few(OF_16_BITS, OF_16_BITS[::5]))
 def test_activations_of_16_bits(format, activation):
     bench = MatrixBench([(format, 13)], columns_of(format), seed=3, activation=activation)
     for rows in (1, 3, 20):
