@@ -1,4 +1,4 @@
-// o_955c1e4d
+// o_306ea12d
 // small spec of a test
 //
 // Projection of one row: out = residual + 0.5 * (x @ weight.T).
@@ -37,7 +37,7 @@ inline void codes_f32(Raw_f32 raw, uint run, thread float4* c) { c[0] = raw.v; }
 
 
 // ---- kernel
-[[kernel]] void o_955c1e4d(
+[[kernel]] void o_306ea12d(
   const device float* x [[buffer(0)]],
   const device float* weight [[buffer(1)]],
   const device float* residual [[buffer(2)]],
@@ -59,6 +59,7 @@ inline void codes_f32(Raw_f32 raw, uint run, thread float4* c) { c[0] = raw.v; }
     sums[r] = float4(0.0f);
   }
 
+  float of_residual = 0.0f;
   Row_f32 w[4];
 #pragma unroll
   for (uint r = 0; r < 4u; r++) {
@@ -73,6 +74,9 @@ inline void codes_f32(Raw_f32 raw, uint run, thread float4* c) { c[0] = raw.v; }
       raw[r] = raw_f32(w[r], piece);
     }
     MLXR_AWAIT_INPUTS()
+    if (piece == lane) {
+      of_residual = (float)residual[min(first + lane, end - 1)];
+    }
 #pragma unroll
     for (uint run = 0; run < 1u; run++) {
       float4 v[1];
@@ -99,7 +103,7 @@ inline void codes_f32(Raw_f32 raw, uint run, thread float4* c) { c[0] = raw.v; }
   const uint o = first + lane;
   if (lane < 4u && o < end) {
     const ulong place = o;
-    y = (float)residual[place] + 0.5f * y;
+    y = of_residual + 0.5f * y;
     out[place] = (float)y;
   }
 }

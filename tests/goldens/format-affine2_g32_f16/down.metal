@@ -1,4 +1,4 @@
-// down_9e2b9a44
+// down_aca2f1a5
 // small spec of a test
 //
 // Projection of one row: out = x @ weight.T + residual.
@@ -103,7 +103,7 @@ inline void values_affine2_g32_f16(Raw_affine2_g32_f16 raw, uint run, thread flo
 
 
 // ---- kernel
-[[kernel]] void down_9e2b9a44(
+[[kernel]] void down_aca2f1a5(
   const device float* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device float* residual [[buffer(2)]],
@@ -125,6 +125,7 @@ inline void values_affine2_g32_f16(Raw_affine2_g32_f16 raw, uint run, thread flo
     sums[r] = float4(0.0f);
   }
 
+  float of_residual = 0.0f;
   Row_affine2_g32_f16 w[4];
 #pragma unroll
   for (uint r = 0; r < 4u; r++) {
@@ -139,6 +140,9 @@ inline void values_affine2_g32_f16(Raw_affine2_g32_f16 raw, uint run, thread flo
       raw[r] = raw_affine2_g32_f16(w[r], piece);
     }
     MLXR_AWAIT_INPUTS()
+    if (piece == lane) {
+      of_residual = (float)residual[min(first + lane, end - 1)];
+    }
 #pragma unroll
     for (uint run = 0; run < 1u; run++) {
       float4 v[4];
@@ -170,7 +174,7 @@ inline void values_affine2_g32_f16(Raw_affine2_g32_f16 raw, uint run, thread flo
   const uint o = first + lane;
   if (lane < 4u && o < end) {
     const ulong place = o;
-    y += (float)residual[place];
+    y += of_residual;
     out[place] = (float)y;
   }
 }

@@ -1,4 +1,4 @@
-// down_b6c82867
+// down_7de619bf
 // small spec of a test
 //
 // Projection of one row: out = x @ weight.T + residual.
@@ -93,7 +93,7 @@ inline void values_affine4_g128_f32(Raw_affine4_g128_f32 raw, uint run, thread f
 
 
 // ---- kernel
-[[kernel]] void down_b6c82867(
+[[kernel]] void down_7de619bf(
   const device float* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device float* residual [[buffer(2)]],
@@ -115,6 +115,7 @@ inline void values_affine4_g128_f32(Raw_affine4_g128_f32 raw, uint run, thread f
     sums[r] = float4(0.0f);
   }
 
+  float of_residual = 0.0f;
   Row_affine4_g128_f32 w[4];
 #pragma unroll
   for (uint r = 0; r < 4u; r++) {
@@ -129,6 +130,9 @@ inline void values_affine4_g128_f32(Raw_affine4_g128_f32 raw, uint run, thread f
       raw[r] = raw_affine4_g128_f32(w[r], piece);
     }
     MLXR_AWAIT_INPUTS()
+    if (piece == lane) {
+      of_residual = (float)residual[min(first + lane, end - 1)];
+    }
 #pragma unroll
     for (uint run = 0; run < 1u; run++) {
       float4 v[4];
@@ -160,7 +164,7 @@ inline void values_affine4_g128_f32(Raw_affine4_g128_f32 raw, uint run, thread f
   const uint o = first + lane;
   if (lane < 4u && o < end) {
     const ulong place = o;
-    y += (float)residual[place];
+    y += of_residual;
     out[place] = (float)y;
   }
 }

@@ -1,4 +1,4 @@
-// down_1738aeeb
+// down_b5d17093
 // small spec of a test
 //
 // Projection of one row: out = x @ weight.T + residual.
@@ -105,7 +105,7 @@ inline void values_affine5_g64_f16(Raw_affine5_g64_f16 raw, uint run, thread flo
 
 
 // ---- kernel
-[[kernel]] void down_1738aeeb(
+[[kernel]] void down_b5d17093(
   const device float* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device float* residual [[buffer(2)]],
@@ -127,6 +127,7 @@ inline void values_affine5_g64_f16(Raw_affine5_g64_f16 raw, uint run, thread flo
     sums[r] = float4(0.0f);
   }
 
+  float of_residual = 0.0f;
   Row_affine5_g64_f16 w[4];
 #pragma unroll
   for (uint r = 0; r < 4u; r++) {
@@ -141,6 +142,9 @@ inline void values_affine5_g64_f16(Raw_affine5_g64_f16 raw, uint run, thread flo
       raw[r] = raw_affine5_g64_f16(w[r], piece);
     }
     MLXR_AWAIT_INPUTS()
+    if (piece == lane) {
+      of_residual = (float)residual[min(first + lane, end - 1)];
+    }
 #pragma unroll
     for (uint run = 0; run < 1u; run++) {
       float4 v[4];
@@ -172,7 +176,7 @@ inline void values_affine5_g64_f16(Raw_affine5_g64_f16 raw, uint run, thread flo
   const uint o = first + lane;
   if (lane < 4u && o < end) {
     const ulong place = o;
-    y += (float)residual[place];
+    y += of_residual;
     out[place] = (float)y;
   }
 }

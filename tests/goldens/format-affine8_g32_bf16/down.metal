@@ -1,4 +1,4 @@
-// down_53654656
+// down_4ce8eb49
 // small spec of a test
 //
 // Projection of one row: out = x @ weight.T + residual.
@@ -91,7 +91,7 @@ inline void values_affine8_g32_bf16(Raw_affine8_g32_bf16 raw, uint run, thread f
 
 
 // ---- kernel
-[[kernel]] void down_53654656(
+[[kernel]] void down_4ce8eb49(
   const device float* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device float* residual [[buffer(2)]],
@@ -113,6 +113,7 @@ inline void values_affine8_g32_bf16(Raw_affine8_g32_bf16 raw, uint run, thread f
     sums[r] = float4(0.0f);
   }
 
+  float of_residual = 0.0f;
   Row_affine8_g32_bf16 w[4];
 #pragma unroll
   for (uint r = 0; r < 4u; r++) {
@@ -127,6 +128,9 @@ inline void values_affine8_g32_bf16(Raw_affine8_g32_bf16 raw, uint run, thread f
       raw[r] = raw_affine8_g32_bf16(w[r], piece);
     }
     MLXR_AWAIT_INPUTS()
+    if (piece == lane) {
+      of_residual = (float)residual[min(first + lane, end - 1)];
+    }
 #pragma unroll
     for (uint run = 0; run < 1u; run++) {
       float4 v[4];
@@ -158,7 +162,7 @@ inline void values_affine8_g32_bf16(Raw_affine8_g32_bf16 raw, uint run, thread f
   const uint o = first + lane;
   if (lane < 4u && o < end) {
     const ulong place = o;
-    y += (float)residual[place];
+    y += of_residual;
     out[place] = (float)y;
   }
 }

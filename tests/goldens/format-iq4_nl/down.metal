@@ -1,4 +1,4 @@
-// down_55e96f13
+// down_750e4518
 // small spec of a test
 //
 // Projection of one row: out = x @ weight.T + residual.
@@ -90,7 +90,7 @@ inline void values_iq4_nl(Raw_iq4_nl raw, uint run, thread float4* c) {
 
 
 // ---- kernel
-[[kernel]] void down_55e96f13(
+[[kernel]] void down_750e4518(
   const device float* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device float* residual [[buffer(2)]],
@@ -112,6 +112,7 @@ inline void values_iq4_nl(Raw_iq4_nl raw, uint run, thread float4* c) {
     sums[r] = float4(0.0f);
   }
 
+  float of_residual = 0.0f;
   Row_iq4_nl w[4];
 #pragma unroll
   for (uint r = 0; r < 4u; r++) {
@@ -126,6 +127,9 @@ inline void values_iq4_nl(Raw_iq4_nl raw, uint run, thread float4* c) {
       raw[r] = raw_iq4_nl(w[r], piece);
     }
     MLXR_AWAIT_INPUTS()
+    if (piece == lane) {
+      of_residual = (float)residual[min(first + lane, end - 1)];
+    }
 #pragma unroll
     for (uint run = 0; run < 2u; run++) {
       float4 v[2];
@@ -155,7 +159,7 @@ inline void values_iq4_nl(Raw_iq4_nl raw, uint run, thread float4* c) {
   const uint o = first + lane;
   if (lane < 4u && o < end) {
     const ulong place = o;
-    y += (float)residual[place];
+    y += of_residual;
     out[place] = (float)y;
   }
 }

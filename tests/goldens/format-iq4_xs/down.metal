@@ -1,4 +1,4 @@
-// down_f2097404
+// down_4fdca638
 // small spec of a test
 //
 // Projection of one row: out = x @ weight.T + residual.
@@ -88,7 +88,7 @@ inline void values_iq4_xs(Raw_iq4_xs raw, uint run, thread float4* c) {
 
 
 // ---- kernel
-[[kernel]] void down_f2097404(
+[[kernel]] void down_4fdca638(
   const device float* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device float* residual [[buffer(2)]],
@@ -110,6 +110,7 @@ inline void values_iq4_xs(Raw_iq4_xs raw, uint run, thread float4* c) {
     sums[r] = float4(0.0f);
   }
 
+  float of_residual = 0.0f;
   Row_iq4_xs w[4];
 #pragma unroll
   for (uint r = 0; r < 4u; r++) {
@@ -124,6 +125,9 @@ inline void values_iq4_xs(Raw_iq4_xs raw, uint run, thread float4* c) {
       raw[r] = raw_iq4_xs(w[r], piece);
     }
     MLXR_AWAIT_INPUTS()
+    if (piece == lane) {
+      of_residual = (float)residual[min(first + lane, end - 1)];
+    }
 #pragma unroll
     for (uint run = 0; run < 2u; run++) {
       float4 v[2];
@@ -153,7 +157,7 @@ inline void values_iq4_xs(Raw_iq4_xs raw, uint run, thread float4* c) {
   const uint o = first + lane;
   if (lane < 4u && o < end) {
     const ulong place = o;
-    y += (float)residual[place];
+    y += of_residual;
     out[place] = (float)y;
   }
 }

@@ -1,4 +1,4 @@
-// down_e30a8ff5
+// down_1f0a3e81
 // small spec of a test
 //
 // Projection of one row: out = x @ weight.T + residual.
@@ -92,7 +92,7 @@ inline void values_mxfp4_mlx(Raw_mxfp4_mlx raw, uint run, thread float4* c) {
 
 
 // ---- kernel
-[[kernel]] void down_e30a8ff5(
+[[kernel]] void down_1f0a3e81(
   const device float* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device float* residual [[buffer(2)]],
@@ -114,6 +114,7 @@ inline void values_mxfp4_mlx(Raw_mxfp4_mlx raw, uint run, thread float4* c) {
     sums[r] = float4(0.0f);
   }
 
+  float of_residual = 0.0f;
   Row_mxfp4_mlx w[4];
 #pragma unroll
   for (uint r = 0; r < 4u; r++) {
@@ -128,6 +129,9 @@ inline void values_mxfp4_mlx(Raw_mxfp4_mlx raw, uint run, thread float4* c) {
       raw[r] = raw_mxfp4_mlx(w[r], piece);
     }
     MLXR_AWAIT_INPUTS()
+    if (piece == lane) {
+      of_residual = (float)residual[min(first + lane, end - 1)];
+    }
 #pragma unroll
     for (uint run = 0; run < 1u; run++) {
       float4 v[4];
@@ -157,7 +161,7 @@ inline void values_mxfp4_mlx(Raw_mxfp4_mlx raw, uint run, thread float4* c) {
   const uint o = first + lane;
   if (lane < 4u && o < end) {
     const ulong place = o;
-    y += (float)residual[place];
+    y += of_residual;
     out[place] = (float)y;
   }
 }

@@ -1,4 +1,4 @@
-// down_e488bd46
+// down_aa7ca969
 // small spec of a test
 //
 // Projection of one row: out = x @ weight.T + residual.
@@ -91,7 +91,7 @@ inline void values_q3_k(Raw_q3_k raw, uint run, thread float4* c) {
 
 
 // ---- kernel
-[[kernel]] void down_e488bd46(
+[[kernel]] void down_aa7ca969(
   const device float* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device float* residual [[buffer(2)]],
@@ -113,6 +113,7 @@ inline void values_q3_k(Raw_q3_k raw, uint run, thread float4* c) {
     sums[r] = float4(0.0f);
   }
 
+  float of_residual = 0.0f;
   Row_q3_k w[4];
 #pragma unroll
   for (uint r = 0; r < 4u; r++) {
@@ -127,6 +128,9 @@ inline void values_q3_k(Raw_q3_k raw, uint run, thread float4* c) {
       raw[r] = raw_q3_k(w[r], piece);
     }
     MLXR_AWAIT_INPUTS()
+    if (piece == lane) {
+      of_residual = (float)residual[min(first + lane, end - 1)];
+    }
 #pragma unroll
     for (uint run = 0; run < 4u; run++) {
       float4 v[1];
@@ -156,7 +160,7 @@ inline void values_q3_k(Raw_q3_k raw, uint run, thread float4* c) {
   const uint o = first + lane;
   if (lane < 4u && o < end) {
     const ulong place = o;
-    y += (float)residual[place];
+    y += of_residual;
     out[place] = (float)y;
   }
 }

@@ -1,4 +1,4 @@
-// down_67eaeb7b
+// down_7b368ff5
 // small spec of a test
 //
 // Projection of one row: out = x @ weight.T + residual.
@@ -82,7 +82,7 @@ inline void values_q4_0(Raw_q4_0 raw, uint run, thread float4* c) {
 
 
 // ---- kernel
-[[kernel]] void down_67eaeb7b(
+[[kernel]] void down_7b368ff5(
   const device float* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device float* residual [[buffer(2)]],
@@ -104,6 +104,7 @@ inline void values_q4_0(Raw_q4_0 raw, uint run, thread float4* c) {
     sums[r] = float4(0.0f);
   }
 
+  float of_residual = 0.0f;
   Row_q4_0 w[4];
 #pragma unroll
   for (uint r = 0; r < 4u; r++) {
@@ -118,6 +119,9 @@ inline void values_q4_0(Raw_q4_0 raw, uint run, thread float4* c) {
       raw[r] = raw_q4_0(w[r], piece);
     }
     MLXR_AWAIT_INPUTS()
+    if (piece == lane) {
+      of_residual = (float)residual[min(first + lane, end - 1)];
+    }
 #pragma unroll
     for (uint run = 0; run < 2u; run++) {
       float4 v[2];
@@ -147,7 +151,7 @@ inline void values_q4_0(Raw_q4_0 raw, uint run, thread float4* c) {
   const uint o = first + lane;
   if (lane < 4u && o < end) {
     const ulong place = o;
-    y += (float)residual[place];
+    y += of_residual;
     out[place] = (float)y;
   }
 }

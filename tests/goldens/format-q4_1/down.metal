@@ -1,4 +1,4 @@
-// down_8db2edde
+// down_3b4ef7f6
 // small spec of a test
 //
 // Projection of one row: out = x @ weight.T + residual.
@@ -84,7 +84,7 @@ inline void values_q4_1(Raw_q4_1 raw, uint run, thread float4* c) {
 
 
 // ---- kernel
-[[kernel]] void down_8db2edde(
+[[kernel]] void down_3b4ef7f6(
   const device float* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device float* residual [[buffer(2)]],
@@ -106,6 +106,7 @@ inline void values_q4_1(Raw_q4_1 raw, uint run, thread float4* c) {
     sums[r] = float4(0.0f);
   }
 
+  float of_residual = 0.0f;
   Row_q4_1 w[4];
 #pragma unroll
   for (uint r = 0; r < 4u; r++) {
@@ -120,6 +121,9 @@ inline void values_q4_1(Raw_q4_1 raw, uint run, thread float4* c) {
       raw[r] = raw_q4_1(w[r], piece);
     }
     MLXR_AWAIT_INPUTS()
+    if (piece == lane) {
+      of_residual = (float)residual[min(first + lane, end - 1)];
+    }
 #pragma unroll
     for (uint run = 0; run < 2u; run++) {
       float4 v[2];
@@ -151,7 +155,7 @@ inline void values_q4_1(Raw_q4_1 raw, uint run, thread float4* c) {
   const uint o = first + lane;
   if (lane < 4u && o < end) {
     const ulong place = o;
-    y += (float)residual[place];
+    y += of_residual;
     out[place] = (float)y;
   }
 }

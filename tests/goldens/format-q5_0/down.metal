@@ -1,4 +1,4 @@
-// down_a5d7220a
+// down_ba23c284
 // small spec of a test
 //
 // Projection of one row: out = x @ weight.T + residual.
@@ -84,7 +84,7 @@ inline void values_q5_0(Raw_q5_0 raw, uint run, thread float4* c) {
 
 
 // ---- kernel
-[[kernel]] void down_a5d7220a(
+[[kernel]] void down_ba23c284(
   const device float* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device float* residual [[buffer(2)]],
@@ -106,6 +106,7 @@ inline void values_q5_0(Raw_q5_0 raw, uint run, thread float4* c) {
     sums[r] = float4(0.0f);
   }
 
+  float of_residual = 0.0f;
   Row_q5_0 w[4];
 #pragma unroll
   for (uint r = 0; r < 4u; r++) {
@@ -120,6 +121,9 @@ inline void values_q5_0(Raw_q5_0 raw, uint run, thread float4* c) {
       raw[r] = raw_q5_0(w[r], piece);
     }
     MLXR_AWAIT_INPUTS()
+    if (piece == lane) {
+      of_residual = (float)residual[min(first + lane, end - 1)];
+    }
 #pragma unroll
     for (uint run = 0; run < 2u; run++) {
       float4 v[2];
@@ -149,7 +153,7 @@ inline void values_q5_0(Raw_q5_0 raw, uint run, thread float4* c) {
   const uint o = first + lane;
   if (lane < 4u && o < end) {
     const ulong place = o;
-    y += (float)residual[place];
+    y += of_residual;
     out[place] = (float)y;
   }
 }

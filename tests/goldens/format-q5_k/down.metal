@@ -1,4 +1,4 @@
-// down_9cbff674
+// down_b59f708d
 // small spec of a test
 //
 // Projection of one row: out = x @ weight.T + residual.
@@ -98,7 +98,7 @@ inline void values_q5_k(Raw_q5_k raw, uint run, thread float4* c) {
 
 
 // ---- kernel
-[[kernel]] void down_9cbff674(
+[[kernel]] void down_b59f708d(
   const device float* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device float* residual [[buffer(2)]],
@@ -120,6 +120,7 @@ inline void values_q5_k(Raw_q5_k raw, uint run, thread float4* c) {
     sums[r] = float4(0.0f);
   }
 
+  float of_residual = 0.0f;
   Row_q5_k w[4];
 #pragma unroll
   for (uint r = 0; r < 4u; r++) {
@@ -134,6 +135,9 @@ inline void values_q5_k(Raw_q5_k raw, uint run, thread float4* c) {
       raw[r] = raw_q5_k(w[r], piece);
     }
     MLXR_AWAIT_INPUTS()
+    if (piece == lane) {
+      of_residual = (float)residual[min(first + lane, end - 1)];
+    }
 #pragma unroll
     for (uint run = 0; run < 2u; run++) {
       float4 v[2];
@@ -165,7 +169,7 @@ inline void values_q5_k(Raw_q5_k raw, uint run, thread float4* c) {
   const uint o = first + lane;
   if (lane < 4u && o < end) {
     const ulong place = o;
-    y += (float)residual[place];
+    y += of_residual;
     out[place] = (float)y;
   }
 }

@@ -1,4 +1,4 @@
-// down_9be76386
+// down_f8cb1da9
 // small spec of a test
 //
 // Projection of one row: out = x @ weight.T + residual.
@@ -85,7 +85,7 @@ inline void values_q8_0(Raw_q8_0 raw, uint run, thread float4* c) {
 
 
 // ---- kernel
-[[kernel]] void down_9be76386(
+[[kernel]] void down_f8cb1da9(
   const device float* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device float* residual [[buffer(2)]],
@@ -107,6 +107,7 @@ inline void values_q8_0(Raw_q8_0 raw, uint run, thread float4* c) {
     sums[r] = float4(0.0f);
   }
 
+  float of_residual = 0.0f;
   Row_q8_0 w[4];
 #pragma unroll
   for (uint r = 0; r < 4u; r++) {
@@ -121,6 +122,9 @@ inline void values_q8_0(Raw_q8_0 raw, uint run, thread float4* c) {
       raw[r] = raw_q8_0(w[r], piece);
     }
     MLXR_AWAIT_INPUTS()
+    if (piece == lane) {
+      of_residual = (float)residual[min(first + lane, end - 1)];
+    }
 #pragma unroll
     for (uint run = 0; run < 1u; run++) {
       float4 v[4];
@@ -150,7 +154,7 @@ inline void values_q8_0(Raw_q8_0 raw, uint run, thread float4* c) {
   const uint o = first + lane;
   if (lane < 4u && o < end) {
     const ulong place = o;
-    y += (float)residual[place];
+    y += of_residual;
     out[place] = (float)y;
   }
 }
