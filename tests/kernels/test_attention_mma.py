@@ -87,7 +87,7 @@ def test_threadgroups_share_contexts(kernel_host, case):
 
 MISTAKES = [
     ("threadgroup_barrier(mem_flags::mem_threadgroup);", "", 1),
-    ("newest_score[g] = owner ? score : LOWEST", "newest_score[g] = score", 2),
+    ("float sum = owner ? exp2(newest_score[g] - largest) : 0.0f", "float sum = exp2(newest_score[g] - largest)", 2),
     ("kept.x, p.y - kept.y", "p.x, p.y - p.y", 1),
     ("total = total * keep +", "total = total +", 1),
     ("if (keeps.x != 1.0f || keeps.y != 1.0f)", "if (false)", 1),
@@ -97,6 +97,7 @@ MISTAKES = [
     ("simd_shuffle(keep, quad * 8 + 4)", "simd_shuffle(keep, quad * 8)", 1),
     ("const bool owner = rank == ranks - 1", "const bool owner = rank == ranks", 3),
     ("own_sums[i] = v;", "own_sums[i] = v + v;", 3),
+    ("(end - begin + 15) / 16", "(end - begin) / 16", 1),
 ]
 """What the text has, what it becomes, and the case: 1 whole contexts, 2 partitions, 3 contexts that are shared."""
 

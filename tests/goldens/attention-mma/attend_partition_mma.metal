@@ -1,4 +1,4 @@
-// attend_partition_mma_2b015ded
+// attend_partition_mma_56babef0
 // small spec of a test
 //
 // Decode by matrix instructions: RoPE, cache write and attention of one new token of each sequence, in one launch, by partitions of the context.
@@ -112,7 +112,7 @@ inline uint upper_halves(uint a, uint b) { return a >> 16 | (b & 0xffff0000u); }
 #endif
 #define LOWEST (-3.0e38f)
 // ---- kernel
-[[kernel]] void attend_partition_mma_2b015ded(
+[[kernel]] void attend_partition_mma_56babef0(
   const device bfloat16_t* qkv [[buffer(0)]],
   const device int32_t* positions [[buffer(1)]],
   const device int32_t* slots [[buffer(2)]],
@@ -246,9 +246,9 @@ inline uint upper_halves(uint a, uint b) { return a >> 16 | (b & 0xffff0000u); }
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
 
-  // The new token's scores: a simdgroup takes one head at a time.
+  // The new token's scores: a simdgroup takes one head at a time, first those that have the fewest keys.
   MLXR_THREADGROUP(float, newest_score, 2);
-  for (uint g = simd_gid; g < 2u; g += 8u) {
+  for (uint g = 7u - simd_gid; owner && g < 2u; g += 8u) {
     const threadgroup uint* q = (const threadgroup uint*)queries + g * 64u;
     float score = 0.0f;
     for (uint pair = lane; pair < 32u; pair += 32) {
@@ -257,7 +257,7 @@ inline uint upper_halves(uint a, uint b) { return a >> 16 | (b & 0xffff0000u); }
     }
     score = simd_sum(score);
     if (lane == 0) {
-      newest_score[g] = owner ? score : LOWEST;
+      newest_score[g] = score;
     }
   }
   if (owner) {
@@ -364,7 +364,8 @@ inline uint upper_halves(uint a, uint b) { return a >> 16 | (b & 0xffff0000u); }
   total += simd_shuffle_xor(total, (ushort)1);
   total += simd_shuffle_xor(total, (ushort)2);
 
-  // Merge the simdgroups, 2 query heads at a time.
+  const uint active = min(8u, (end - begin + 15) / 16);  // simdgroups that had keys
+  // Merge these, 2 query heads at a time.
   MLXR_THREADGROUP(float, group_max, 16);
   MLXR_THREADGROUP(float, group_total, 16);
   MLXR_THREADGROUP(float4, group_sums, 272);
@@ -372,12 +373,12 @@ inline uint upper_halves(uint a, uint b) { return a >> 16 | (b & 0xffff0000u); }
     group_max[simd_gid * 2u + group] = maximum;
     group_total[simd_gid * 2u + group] = total;
   }
-  if (2 * quad + 0 < 2u) {
+  if (simd_gid < active && 2 * quad + 0 < 2u) {
     threadgroup float4* const to = group_sums + simd_gid * 34u + (2 * quad + 0) * 17u + group * 2;
     to[0] = float4(sums[0].x, sums[0].z, sums[1].x, sums[1].z);
     to[1] = float4(sums[2].x, sums[2].z, sums[3].x, sums[3].z);
   }
-  if (2 * quad + 1 < 2u) {
+  if (simd_gid < active && 2 * quad + 1 < 2u) {
     threadgroup float4* const to = group_sums + simd_gid * 34u + (2 * quad + 1) * 17u + group * 2;
     to[0] = float4(sums[0].y, sums[0].w, sums[1].y, sums[1].w);
     to[1] = float4(sums[2].y, sums[2].w, sums[3].y, sums[3].w);
@@ -386,22 +387,24 @@ inline uint upper_halves(uint a, uint b) { return a >> 16 | (b & 0xffff0000u); }
   for (uint i = thread_index_in_threadgroup; i < 32u; i += 256u) {
     const uint g = i / 16u, at = i % 16u;
     float maxima[8];
-    float largest = newest_score[g];
+    float largest = owner ? newest_score[g] : LOWEST;
 #pragma unroll
     for (uint s = 0; s < 8u; s++) {
-      maxima[s] = group_max[s * 2u + g];
+      maxima[s] = s < active ? group_max[s * 2u + g] : LOWEST;
       largest = max(largest, maxima[s]);
     }
     const uint head = first_head + g;
-    float sum = exp2(newest_score[g] - largest);
+    float sum = owner ? exp2(newest_score[g] - largest) : 0.0f;
     const threadgroup uint* newest_value = newest_pairs + 32 + 2 * at;
     const float2 newest_first = floats_of(newest_value[0]), newest_last = floats_of(newest_value[1]);
     float4 v = float4(newest_first.x, newest_first.y, newest_last.x, newest_last.y) * sum;
 #pragma unroll
     for (uint s = 0; s < 8u; s++) {
-      const float weight = exp2(maxima[s] - largest);
-      sum += group_total[s * 2u + g] * weight;
-      v += group_sums[s * 34u + g * 17u + at] * weight;
+      if (s < active) {
+        const float weight = exp2(maxima[s] - largest);
+        sum += group_total[s * 2u + g] * weight;
+        v += group_sums[s * 34u + g * 17u + at] * weight;
+      }
     }
     const ulong place = ((ulong)sequence * 4u + head) * 2u + partition;
     *(device float4*)(partial + place * 64u + 4 * at) = v;
