@@ -66,7 +66,7 @@ PLANS = {
         QWEN3_MOE,
         {"default": "q4_k", "tensors": {"layers.*.mlp.router": "f32"}},
         {
-            1: {"routed_experts": "", "experts_down": EARLY},
+            1: {"routed_experts": "", "experts_down": EARLY, "attend_mma": "which += 10u", "qkv": AHEAD, "o": AHEAD},
             16: {"router_shared": "", "experts_codes8": "", "experts_down_codes8": EARLY},
             0: {"experts_wide40": "step < 8u;", "experts_down_wide40": "step < 6u;"},
         },
