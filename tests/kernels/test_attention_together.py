@@ -113,7 +113,7 @@ def artifact_of(case: Case, together: int) -> Artifact:
 
 
 @pytest.mark.usefixtures("launched_twice")
-@pytest.mark.parametrize(("case", "together"), few([*product(CASES, [8, 2])], SHORT), ids=str)
+@pytest.mark.parametrize(("case", "together"), few([*product(CASES, [8, 4, 2])], SHORT), ids=str)
 def test_shares_are_merged(case: Case, together: int) -> None:
     """Some of no keys, of one turn of a simdgroup and of several."""
     artifact = in_two_launches(artifact_of(case, together), together)
