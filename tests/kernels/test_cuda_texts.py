@@ -114,7 +114,7 @@ def test_an_image_has_no_clusters_of_its_own() -> None:
     assert staged
     for kernel in staged:
         text = cuda_source(kernel, *artifact.kernel_sections(kernel.name))
-        assert "MLXR_MEET()" in text and "cluster_dims" not in text
+        assert "MLXR_MEET_TO_READ()" in text and "cluster_dims" not in text
 
 
 def test_a_kernel_says_how_many_of_its_threadgroups_run_at_once() -> None:

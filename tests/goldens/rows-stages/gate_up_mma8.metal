@@ -1,4 +1,4 @@
-// gate_up_mma8_32f5f2db
+// gate_up_mma8_ddbc2ed1
 // small spec of a test
 //
 // Projection of several rows by matrix instructions, of which the factors come through threadgroup memory: out = silu(rms_norm(x) @ gate.T) * (rms_norm(x) @ up.T), weight = [gate; up].
@@ -63,7 +63,7 @@ inline uint times_pair(uint a, uint b) {
 inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
 
 // ---- kernel
-[[kernel]] void gate_up_mma8_32f5f2db(
+[[kernel]] void gate_up_mma8_ddbc2ed1(
   const device bfloat16_t* x [[buffer(0)]],
   const device bfloat16_t* weight [[buffer(1)]],
   const device bfloat16_t* norm [[buffer(2)]],
@@ -238,7 +238,7 @@ inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
     }
     scales[row] = sum;
   }
-  MLXR_MEET()
+  MLXR_MEET_TO_READ()
   for (uint i = thread_index_in_threadgroup; i < 4u; i += 64u) {
     const uint row = i * 2u + rank;
     float sum = 0.0f;
@@ -271,7 +271,7 @@ inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
       out[place] = (bfloat16_t)y;
     }
   }
-  MLXR_MEET()  // nobody reads here any more
+  MLXR_LEAVE()  // others read here until they have come
   return;
   }
 #endif

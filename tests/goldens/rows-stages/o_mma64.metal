@@ -1,4 +1,4 @@
-// o_mma64_375d3fff
+// o_mma64_9fb506d0
 // small spec of a test
 //
 // Projection of several rows by matrix instructions, of which the factors come through threadgroup memory: out = x @ weight.T + residual.
@@ -54,7 +54,7 @@ inline float4 mma_bf16(uint4 a, uint2 b, float4 c, uint lane) {
 }
 #endif
 // ---- kernel
-[[kernel]] void o_mma64_375d3fff(
+[[kernel]] void o_mma64_9fb506d0(
   const device bfloat16_t* x [[buffer(0)]],
   const device bfloat16_t* weight [[buffer(1)]],
   const device bfloat16_t* residual [[buffer(2)]],
@@ -191,7 +191,7 @@ inline float4 mma_bf16(uint4 a, uint2 b, float4 c, uint lane) {
     }
     shares[i] = sum;
   }
-  MLXR_MEET()
+  MLXR_MEET_TO_READ()
   // Each threadgroup finishes some rows of x.
 #pragma unroll 4
   for (uint i = thread_index_in_threadgroup; i < 1024u; i += 64u) {
@@ -209,7 +209,7 @@ inline float4 mma_bf16(uint4 a, uint2 b, float4 c, uint lane) {
       out[place] = (bfloat16_t)y;
     }
   }
-  MLXR_MEET()  // nobody reads here any more
+  MLXR_LEAVE()  // others read here until they have come
   return;
   }
 #endif

@@ -1,4 +1,4 @@
-// gate_up_mma64_9ed8e10f
+// gate_up_mma64_e457e6a3
 // small spec of a test
 //
 // Projection of many rows by matrix instructions that read both factors in threadgroup memory: out = silu(x @ gate.T) * (x @ up.T), weight = [gate; up].
@@ -74,7 +74,7 @@ inline void add_products(uint tiles, thread float4* sums, const threadgroup uint
 inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
 
 // ---- kernel
-[[kernel]] void gate_up_mma64_9ed8e10f(
+[[kernel]] void gate_up_mma64_e457e6a3(
   const device bfloat16_t* x [[buffer(0)]],
   const device bfloat16_t* weight [[buffer(1)]],
   const device uint32_t* dims [[buffer(2)]],
@@ -181,7 +181,7 @@ inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
 #ifdef MLXR_OF_RANK
   if (are_together) {
     // Each threadgroup adds up and finishes some rows of x.
-    MLXR_MEET()
+    MLXR_MEET_TO_READ()
     threadgroup float4* const added = (threadgroup float4*)(shares + 6656u);
     for (uint i = thread_index_in_threadgroup; i < 768u; i += 256u) {
       const threadgroup float4* const at = (const threadgroup float4*)(shares + (i / 24u * 2u + rank) * 104u) + i % 24u;

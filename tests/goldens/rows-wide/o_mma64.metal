@@ -1,4 +1,4 @@
-// o_mma64_48a5e9e1
+// o_mma64_c587d034
 // small spec of a test
 //
 // Projection of many rows by matrix instructions that read both factors in threadgroup memory: out = x @ weight.T + residual.
@@ -73,7 +73,7 @@ inline void add_products(uint tiles, thread float4* sums, const threadgroup uint
 }
 #endif
 // ---- kernel
-[[kernel]] void o_mma64_48a5e9e1(
+[[kernel]] void o_mma64_c587d034(
   const device bfloat16_t* x [[buffer(0)]],
   const device bfloat16_t* weight [[buffer(1)]],
   const device bfloat16_t* residual [[buffer(2)]],
@@ -189,7 +189,7 @@ inline void add_products(uint tiles, thread float4* sums, const threadgroup uint
 #ifdef MLXR_OF_RANK
   if (are_together) {
     // Each threadgroup adds up and finishes some rows of x.
-    MLXR_MEET()
+    MLXR_MEET_TO_READ()
     threadgroup float4* const added = (threadgroup float4*)(shares + 6656u);
     for (uint i = thread_index_in_threadgroup; i < 768u; i += 256u) {
       const threadgroup float4* const at = (const threadgroup float4*)(shares + (i / 24u * 2u + rank) * 104u) + i % 24u;
