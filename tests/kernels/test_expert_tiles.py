@@ -121,8 +121,8 @@ def test_products_of_a_decode_step(name, sequences):
         assert together <= set(bench.launches)
 
 
-def two_formats() -> Artifact:
-    """Matrix instructions take a shared expert's last product, but not gates and ups of two formats."""
+def shared_in_tiles(up: str) -> Artifact:
+    """Matrix instructions take a shared expert's products, but not gates and ups of two formats."""
     spec = small_spec(
         model__tensor_names="canonical",
         model__num_layers=1,
@@ -131,13 +131,13 @@ def two_formats() -> Artifact:
         model__mlp={"intermediate_size": 128, "experts": EXPERTS | {"shared": {"intermediate_size": 64}}},
         cache={"mode": "paged", "max_sequences": 32},
         activation_dtype="bf16",
-        weights={"default": "q8_0", "tensors": {"*.shared.up": "q4_0"}},
+        weights={"default": "q8_0", "tensors": {"*.shared.up": up}},
     )
     return compiled(spec, Geometry.of(experts_mma_tokens=4, mma_min_rows=2, mma_simdgroups=2))
 
 
 def test_an_order_is_there_for_the_product_with_the_fewest_tokens():
-    program = two_formats().plan.first
+    program = shared_in_tiles("q4_0").plan.first
     launches = [one for one in program.phase("decode").launches if "order" in program.kernel(one.kernel).label]
     assert [(one.when.minimum, one.when.maximum) for one in launches] == [(17, None), (4, 16)]
 
@@ -145,12 +145,23 @@ def test_an_order_is_there_for_the_product_with_the_fewest_tokens():
 @pytest.mark.long
 @pytest.mark.parametrize("sequences", [3, 9])
 def test_only_the_last_products_are_in_tiles(sequences):
-    artifact = two_formats()
+    artifact = shared_in_tiles("q4_0")
     bench = OpBench(artifact, sum_error=8e-3)
     ops = [op.name for op in artifact.graph("decode").ops if op.layer == 0 and "experts" in {*op.inputs, *op.outputs}]
     bench.run("decode", ops, bench.batch([(each, 1) for each in bench.sequences(*[0] * sequences)]))
     tiled = {name for name in bench.launches if name.endswith("_mma8") and name.startswith("experts")}
     assert tiled == ({"experts_down_mma8"} if sequences == 9 else set())
+
+
+@pytest.mark.long
+def test_experts_and_a_shared_expert_have_rows_of_their_own():
+    """Both read x after its norm, by tiles of eight rows, in launches of other numbers of tokens."""
+    artifact = shared_in_tiles("q8_0")
+    bench = OpBench(artifact, sum_error=8e-3)
+    mlp = [op for op in artifact.graph("decode").ops if op.name.startswith("layers.0.mlp.")]
+    ops = [op.name for op in mlp if "experts" not in op.inputs]  # the router and the first products
+    bench.run("decode", ops, bench.batch([(each, 1) for each in bench.sequences(*[0] * 5)]))
+    assert {"route_order", "normalise", "experts_mma8", "gate_up_mma8"} <= set(bench.launches), bench.launches
 
 
 def test_few_tokens_have_no_tiles():

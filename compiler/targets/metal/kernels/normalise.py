@@ -21,10 +21,17 @@ def normalise(lowering: MetalLowering, op: Op, p: ProjectionFacts, tile: int, wh
     for launch in reversed(lowering.pending):
         if (launch.body, launch.when, launch.inputs) == (kernel, when, read):
             return launch.outputs[0]
-    names["out"] = normalised = f"{op.name}.normalised{tile}"
+    names["out"] = normalised = normed_name(lowering, op, tile)
     lowering.scratch.append(Scratch(normalised, (x.shape[0], p.layout.columns), x.dtype))
     lowering.emit(op, kernel, (ONE, row_count(x)), names, when=when)  # no sizes: it is of several sites
     return normalised
+
+
+def normed_name(lowering: MetalLowering, op: Op, tile: int) -> str:
+    """A name for x after its norm. An op has several, as of rows of experts and of a shared expert."""
+    name = f"{op.name}.normalised{tile}"
+    made = sum(scratch.name == name or scratch.name.startswith(f"{name}.") for scratch in lowering.scratch)
+    return f"{name}.{made + 1}" if made else name
 
 
 def norm_of(lowering: MetalLowering, op: Op, p: ProjectionFacts) -> NormKernel | None:

@@ -10,6 +10,7 @@ from mlxr.compiler.schedule.lowering import Scratch
 from mlxr.compiler.targets.metal.kernel_parts.kernel import MetalKernel
 from mlxr.compiler.targets.metal.kernels.expert_order import TILE_FIELDS, ExpertOrderKernel
 from mlxr.compiler.targets.metal.kernels.norm import NormKernel
+from mlxr.compiler.targets.metal.kernels.normalise import normed_name
 from mlxr.compiler.targets.metal.kernels.route import RouteKernel
 from mlxr.compiler.targets.metal.lowering import MetalLowering
 
@@ -118,7 +119,7 @@ def route_and_order(
     buffers = {"dims": "dims", "order": places, "tiles": tiles}
     normed = None
     if norm is not None:
-        normed = buffers["normed"] = f"{op.name}.normalised{order.tile}"
+        normed = buffers["normed"] = normed_name(lowering, op, order.tile)
         x = lowering.tensor(op.inputs["x"])
         lowering.scratch.append(Scratch(normed, x.shape, x.dtype))
     grid = Extent(times=order.num_experts) if norm is None else Extent(dim="tokens", plus=order.num_experts)
