@@ -79,8 +79,7 @@ def test_all_chosen_experts_are_computed_where_they_are_timed(monkeypatch: pytes
             made.append(self)
 
     monkeypatch.setattr(rehearsed_experts, "CpuHost", Watched)
-    times = rehearsed_experts.rehearse_experts(artifact, 1)
-    assert times["decode_seconds"] >= 0 and times["prefill_seconds"] > 0
+    rehearsed_experts.rehearse_experts(artifact, 1)
     given = sum(count for name, count in made[0].launches.items() if name.startswith("give_sum"))
     assert given == 2 * 2 * 3 * (16 + 1), "layers, resting or not, runs, steps of one token and a prompt's chunk"
 
