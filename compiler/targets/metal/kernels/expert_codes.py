@@ -15,7 +15,8 @@ from mlxr.compiler.targets.metal.lowering import MetalLowering
 
 _TILE = 8
 """Choices that a threadgroup multiplies: columns of a matrix instruction."""
-_BLOCK = 256
+BLOCK = 256
+"""Columns of a block."""
 _VECTOR = 16
 
 
@@ -45,7 +46,33 @@ _LAYOUTS = {
 
 
 @dataclass(frozen=True)
-class ExpertCodesKernel(ProjectionKernel):
+class BlocksKernel(ProjectionKernel):
+    """Base of products of experts' choices of which threadgroup memory has a row's blocks, all of one format."""
+
+    @property
+    def format(self) -> WeightFormat:
+        """The format of all rows."""
+        (format,) = self.layout.formats
+        return format
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block."""
+        return self.format.planes[0].block_bytes
+
+    @property
+    def units(self) -> int:
+        """Blocks of a row."""
+        return self.in_features // BLOCK
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row of the weight."""
+        return self.units * self.block_bytes
+
+
+@dataclass(frozen=True)
+class ExpertCodesKernel(BlocksKernel):
     """A product of a tile of an expert's choices. x is already normalised, so `norm` is None.
 
     Each simdgroup has rows of its own, MMA_ROWS at a time, and all columns.
@@ -63,12 +90,6 @@ class ExpertCodesKernel(ProjectionKernel):
     early: bool = False
 
     @property
-    def format(self) -> WeightFormat:
-        """The format of all rows."""
-        (format,) = self.layout.formats
-        return format
-
-    @property
     def tiles_of_rows(self) -> int:
         """Matrix instructions side by side, which multiply all rows of a simdgroup."""
         return self.rows // MMA_ROWS
@@ -84,21 +105,6 @@ class ExpertCodesKernel(ProjectionKernel):
         return _LAYOUTS[self.format]
 
     @property
-    def block_bytes(self) -> int:
-        """Bytes of a block."""
-        return self.format.planes[0].block_bytes
-
-    @property
-    def units(self) -> int:
-        """Blocks of a row."""
-        return self.in_features // _BLOCK
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of a row of the weight."""
-        return self.units * self.block_bytes
-
-    @property
     def slot(self) -> int:
         """Vectors of a simdgroup for the blocks that it multiplies at a time."""
         return self.rows * self.near.stride
@@ -106,7 +112,7 @@ class ExpertCodesKernel(ProjectionKernel):
     @property
     def row_of_x(self) -> int:
         """Vectors from one row of x to the next."""
-        return self.units_of_x * _BLOCK // 8 + self.near.row_pad
+        return self.units_of_x * BLOCK // 8 + self.near.row_pad
 
     @property
     def chunked(self) -> bool:
@@ -126,13 +132,13 @@ class ExpertCodesKernel(ProjectionKernel):
     @property
     def scales(self) -> int:
         """Numbers of a row's scales."""
-        return _BLOCK // self.near.group
+        return BLOCK // self.near.group
 
     @property
     def threadgroup_bytes(self) -> int:
         """Bytes of blocks, scales, rows of x and their sums."""
         of_simdgroup = self.stages * self.slot * _VECTOR + self.rows * self.scales * 4
-        of_columns = self.units_of_x * (_BLOCK // self.near.group + 1)
+        of_columns = self.units_of_x * (BLOCK // self.near.group + 1)
         of_x = self.tile * self.row_of_x * _VECTOR + self.padded_tile * of_columns * 4
         return self.simdgroups * of_simdgroup + of_x
 
@@ -142,9 +148,9 @@ def expert_codes(lowering: MetalLowering, op: Op, p: ProjectionFacts, experts: E
     g, formats = codes_choice(lowering, op, p).geometry.many_rows.matrix, p.layout.formats
     if not g.stages or not p.activation.is_16_bit or len(formats) != 1 or formats[0] not in _LAYOUTS:
         return None
-    rows, row_bytes = MMA_ROWS * g.together, p.layout.columns // _BLOCK * formats[0].planes[0].block_bytes
+    rows, row_bytes = MMA_ROWS * g.together, p.layout.columns // BLOCK * formats[0].planes[0].block_bytes
     whole = all(s.offsets[0] % _VECTOR == 0 and s.rows * row_bytes % _VECTOR == 0 for s in p.layout.segments)
-    if not whole or p.layout.columns % _BLOCK or p.out_features % (rows // p.epilogue.halves):
+    if not whole or p.layout.columns % BLOCK or p.out_features % (rows // p.epilogue.halves):
         return None
     tile = _TILE if lowering.phase == "decode" else g.max_rows
     made = ExpertCodesKernel(

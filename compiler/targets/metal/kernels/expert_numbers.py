@@ -9,10 +9,10 @@ from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.schedule.kernel import Port
 from mlxr.compiler.schedule.lowering import Scratch
 from mlxr.compiler.targets.metal.kernel_parts.kernel import SIMD_WIDTH, MetalKernel
+from mlxr.compiler.targets.metal.kernels.expert_codes import BLOCK
 from mlxr.compiler.targets.metal.kernels.expert_wide import ExpertWideKernel
 from mlxr.compiler.targets.metal.lowering import MetalLowering
 
-_BLOCK = 256
 _MOST_SIMDGROUPS = 8
 
 
@@ -56,7 +56,7 @@ class ExpertNumbersKernel(MetalKernel):
     @property
     def units(self) -> int:
         """Blocks of columns."""
-        return self.columns // _BLOCK
+        return self.columns // BLOCK
 
 
 def numbers_of(lowering: MetalLowering, op: Op, kernel: ExpertWideKernel, x: str, when: Condition) -> dict[str, str]:

@@ -9,7 +9,8 @@ from mlxr.compiler.schedule.geometry import MatrixTiles
 from mlxr.compiler.schedule.kernel import Port
 from mlxr.compiler.targets.metal.kernel_parts.kernel import BLOCK_BYTES, MMA_ROWS
 from mlxr.compiler.targets.metal.kernel_parts.projection_facts import ProjectionFacts
-from mlxr.compiler.targets.metal.kernel_parts.projection_kernel import ExpertRows, ProjectionKernel
+from mlxr.compiler.targets.metal.kernel_parts.projection_kernel import ExpertRows
+from mlxr.compiler.targets.metal.kernels.expert_codes import BLOCK, BlocksKernel
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,6 @@ _NEAR = {
     WeightFormat.Q6_K: _Near(vectors=14, stride=15, table=2, batch=2),
 }
 """Formats that the kernel can multiply."""
-_BLOCK = 256
-"""Columns of a block, which are multiplied between two barriers."""
 _VECTOR = 16
 _TOGETHER = 4
 """Simdgroups that multiply together."""
@@ -50,7 +49,7 @@ _SHARED, _MORE = 228 << 10, 1280
 
 
 @dataclass(frozen=True)
-class ExpertWideKernel(ProjectionKernel):
+class ExpertWideKernel(BlocksKernel):
     """A product of a tile of an expert's choices. x is already normalised, and f16 numbers.
 
     Each simdgroup has MMA_ROWS rows of its own, `passes` times, and four multiply together.
@@ -83,27 +82,6 @@ class ExpertWideKernel(ProjectionKernel):
         return (*(width for width in _WIDTHS if width < self.tile), self.tile)
 
     @property
-    def format(self) -> WeightFormat:
-        """The format of all rows."""
-        (format,) = self.layout.formats
-        return format
-
-    @property
-    def block_bytes(self) -> int:
-        """Bytes of a block."""
-        return self.format.planes[0].block_bytes
-
-    @property
-    def units(self) -> int:
-        """Blocks of a row."""
-        return self.in_features // _BLOCK
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of a row of the weight."""
-        return self.units * self.block_bytes
-
-    @property
     def ups(self) -> int:
         """Bytes from where a simdgroup's gates would go on, after its own, to its first up."""
         gates, ups = self.spans[0].groups[0].sources
@@ -128,7 +106,7 @@ class ExpertWideKernel(ProjectionKernel):
     @property
     def x_slot(self) -> int:
         """Vectors of x of a stage."""
-        return self.tile * _BLOCK * DType.F16.size_bytes // _VECTOR
+        return self.tile * BLOCK * DType.F16.size_bytes // _VECTOR
 
     @property
     def x_copies(self) -> int:
@@ -158,7 +136,7 @@ def expert_wide(p: ProjectionFacts, g: MatrixTiles, experts: ExpertRows) -> Expe
     if not g.wide_stages or not p.activation.is_16_bit or len(formats) != 1 or formats[0] not in _NEAR:
         return None
     simdgroups, outs = g.wide_simdgroups or g.simdgroups, MMA_ROWS // p.epilogue.halves
-    if p.layout.columns % _BLOCK or g.max_rows % 8 or g.max_rows > _MOST_CHOICES or simdgroups % _TOGETHER:
+    if p.layout.columns % BLOCK or g.max_rows % 8 or g.max_rows > _MOST_CHOICES or simdgroups % _TOGETHER:
         return None
     groups, rest = divmod(p.out_features, outs * simdgroups)
     passes = max(1, groups // max(1, g.threadgroups)) if g.threadgroups else 1
