@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 from mlxr.compiler.debug import debug_level
 from mlxr.compiler.errors import MlxrError
@@ -57,8 +58,7 @@ def guarded(command: Callable[[], int]) -> int:
 @contextmanager
 def held_interrupts() -> Iterator[None]:
     """A context, for imports, that holds Ctrl-C back: within some, libraries drop it or make it another error."""
-    ours = signal.default_int_handler
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is not ours:
+    if not _is_pythons_own():
         yield
         return
     came: list[int] = []
@@ -66,9 +66,47 @@ def held_interrupts() -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, ours)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         if came:
             raise KeyboardInterrupt
+
+
+@contextmanager
+def noted_interrupts() -> Iterator[Callable[[], None]]:
+    """A context that gives a function which raises Ctrl-C once more if it was lost.
+
+    Python drops an exception within a destructor or a callback, and prints it; here it does not print this one.
+    """
+    shows, came = sys.unraisablehook, list[int]()
+
+    def note(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        signal.default_int_handler(number, frame)
+
+    def show(dropped: "sys.UnraisableHookArgs") -> None:
+        if dropped.exc_type is not KeyboardInterrupt:
+            shows(dropped)
+
+    def check() -> None:
+        if came:
+            raise KeyboardInterrupt
+
+    if not _is_pythons_own():
+        yield check
+        return
+    signal.signal(signal.SIGINT, note)
+    sys.unraisablehook = show
+    try:
+        yield check
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        sys.unraisablehook = shows
+
+
+def _is_pythons_own() -> bool:
+    """Whether Ctrl-C raises KeyboardInterrupt in this thread, and nobody has changed that."""
+    is_main = threading.current_thread() is threading.main_thread()
+    return is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 class _Notes(logging.Handler):

@@ -306,6 +306,30 @@ def test_ctrl_c_ends_a_run_cleanly() -> None:
     assert b"prompt tokens at" in err, "what was measured is still shown"
 
 
+def test_ctrl_c_within_a_destructor_ends_a_run_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Python drops an exception there."""
+
+    class Ends:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+    shown = list[object]()
+
+    def show(*words: object, **options: object) -> None:
+        shown.extend(words)
+        if words and len(shown) == 3:
+            Ends()
+
+    monkeypatch.setattr("mlxr.cli.run.print", show, raising=False)
+    arguments = ["run", "storyteller", "--host", "cpu", "--prompt", "A", "--max-tokens", "20", "--temperature", "0"]
+    assert main(arguments) == 130
+    assert len(shown) == 3, "nothing more of the answer"
+    assert "Traceback" not in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 def test_a_reader_that_goes_away_is_no_crash() -> None:
     command = [*COMMAND, *run_arguments("--max-tokens", "200")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONUNBUFFERED": "1"}

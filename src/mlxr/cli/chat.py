@@ -16,6 +16,7 @@ from mlxr.cli.sampling_options import add_sampling_arguments, sampling_line, sam
 from mlxr.cli.speculation_options import add_speculation_arguments
 from mlxr.cli.terminal import refuse_other_bytes_than_text, show_any_character
 from mlxr.cli.tier_options import add_tier_arguments
+from mlxr.compiler.cli.guard import noted_interrupts
 from mlxr.compiler.errors import ArenaError, ChatTemplateError, RequestError
 from mlxr.compiler.text import printable, without_python
 from mlxr.runtime.engine.conversation import Conversation
@@ -176,9 +177,10 @@ def _answer(conversation: Conversation, message: str, options: _Options) -> None
     if options.drop_oldest and (turns := conversation.turns_to_drop(message, options.max_tokens)):
         _drop(conversation, turns)
     pieces = conversation.ask(message, options.max_tokens, options.sampling)
-    with closing(pieces), suppress(KeyboardInterrupt):
+    with closing(pieces), suppress(KeyboardInterrupt), noted_interrupts() as check_interrupt:
         for piece in pieces:
             print(piece, end="", flush=True)
+            check_interrupt()
     print(flush=True)
     completion = conversation.completion
     if completion is not None and completion.finish_reason == "context":

@@ -16,6 +16,7 @@ from mlxr.cli.speculation_options import add_speculation_arguments, speculation_
 from mlxr.cli.split_note import add_link_argument, check_link, split_note
 from mlxr.cli.terminal import show_any_character
 from mlxr.cli.tier_options import add_tier_arguments, cache_line
+from mlxr.compiler.cli.guard import noted_interrupts
 from mlxr.compiler.errors import RequestError
 from mlxr.compiler.text import printable
 from mlxr.runtime.engine.completion import Completion
@@ -74,9 +75,11 @@ def _generate(model: Model, args: argparse.Namespace, prompt: str, sampling: Sam
     if args.echo and not args.json:
         print(prompt, end="", flush=True)
     try:
-        for event in generation:
-            if not args.json and event.text:
-                print(event.text, end="", flush=True)
+        with noted_interrupts() as check_interrupt:
+            for event in generation:
+                if not args.json and event.text:
+                    print(event.text, end="", flush=True)
+                check_interrupt()
     except KeyboardInterrupt:
         interrupted = True
     completion = generation.completions[0]
