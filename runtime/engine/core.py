@@ -193,13 +193,13 @@ class EngineCore:
         return True
 
     def _tells_early(self, step: Step) -> bool:
-        """Tells the first tokens of a long launch before the next one is given to the host: who comes waits for one.
+        """Waits for the first steps of a long launch, and tells their tokens before the next launch is planned.
 
-        The next one follows at once: to wait twice for each launch costs this thread a fourth more, since nothing is in
-        the processor's cache after a wait.
+        A request that came meanwhile is in that launch. The thread does both at one moment, because a second wait for
+        each launch costs it a fourth more: after a wait, nothing is in the processor's cache.
 
         Returns:
-            Whether it did; then whoever runs the steps looks who has come, and comes back.
+            Whether it did. The caller then takes new requests, and comes back to this step.
         """
         if not step.early or self._told or self.scheduler.waiting:
             return False

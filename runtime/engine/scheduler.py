@@ -40,7 +40,7 @@ LONG_SECONDS, AHEAD_SECONDS = 0.03, 0.016
 """How long a launch must take for the next one to be given to the host later, and how long before its end that is: a
 new request waits for one launch, not two."""
 _LATE_BLOCKS = 16
-"""Of so many blocks of an answer the prefix cache is told together, unless somebody looks for blocks before."""
+"""The prefix cache is told of so many blocks of an answer together, or of fewer when a request looks for blocks."""
 _LAUNCH_LOGITS = 1 << 25
 """Numbers of logits of one launch at most, 128 MiB, where all of them wait to be read."""
 
