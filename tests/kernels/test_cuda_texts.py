@@ -126,14 +126,29 @@ def test_a_kernel_says_how_many_of_its_threadgroups_run_at_once() -> None:
         assert (f"#define {RESIDENT} 2\n" in text) == bool(resident)
 
 
+# What macros of Hopper's instructions are, as texts that a compiler can look at.
+_MACROS_ARE = """
+#if !defined(MLXR_TILES) || MLXR_AHEAD(3) != 3
+#error
+#endif
+#define SAYS(...) SAYS_(__VA_ARGS__)
+#define SAYS_(...) #__VA_ARGS__
+constexpr bool begins(const char *text, const char *word) {
+    return !*word || (*text == *word && begins(text + 1, word + 1));
+}
+constexpr bool has(const char *text, const char *word) { return begins(text, word) || (*text && has(text + 1, word)); }
+static_assert(has(SAYS(MLXR_WANT_RUN(p, 16)), "prefetch.L2"));
+#if __CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__ >= 1208
+static_assert(!has(SAYS(MLXR_MEET_TO_READ()), "arrive.release"));
+#endif
+"""
+
+
 def test_simdgroups_multiply_together_and_weights_come_early_where_instructions_do_so() -> None:
     artifact = variant("rows-wide")
-    entry, there = (
-        artifact.kernel_entry("gate_up_mma64"),
-        "#if !defined(MLXR_TILES) || MLXR_AHEAD(3) != 3\n#error\n#endif\n",
-    )
+    entry = artifact.kernel_entry("gate_up_mma64")
     text = cuda_source(entry, *artifact.kernel_sections(entry.name))
-    assert nvrtc.compile_cubin(entry.name, text.replace(prelude(), prelude() + there), SM_90A)
+    assert nvrtc.compile_cubin(entry.name, text.replace(prelude(), prelude() + _MACROS_ARE), SM_90A)
 
 
 def test_numbers_are_decoded_while_instructions_run() -> None:

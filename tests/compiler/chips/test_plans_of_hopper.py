@@ -50,7 +50,7 @@ PLANS = {
     "8b-q4_k_m": (
         LLAMA_8B,
         {"default": "q4_k", "tensors": {"*.v": "q6_k", "*.down": "q6_k"}},
-        {1: {"qkv": "mma_u8(", "down": AHEAD}},
+        {1: {"qkv": "mma_u8(", "o": "of_residual", "down": AHEAD}},
     ),
     "tinyllama-bf16": (
         TINYLLAMA,

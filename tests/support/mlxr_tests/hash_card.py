@@ -43,6 +43,7 @@ def use_hash_card(monkeypatch: pytest.MonkeyPatch) -> None:
     card.record(monkeypatch)
     monkeypatch.setattr(recorded_step, "RecordedStep", _HashStep)
     monkeypatch.setattr(recorded_step, "ChosenOfSteps", _HashChosen)
+    monkeypatch.setattr(recorded_step, "Event", _HashEvent)
     monkeypatch.setattr(padding, "_COLUMNS", 2)
 
 
@@ -204,19 +205,34 @@ class _HashStep(recorded_step.RecordedStep):
     def start(self, stream: int, end: object, *, chooses: bool) -> None:
         """See `RecordedStep.start`."""
         self._card.run(self.batch, self.logits, is_late=self._is_late, chooses=chooses)
+        _HashEvent.num_started += 1
+
+
+class _HashEvent:
+    """Notes after which step it was recorded, of all that have been started."""
+
+    num_started = after = 0
+
+    def record(self, stream: int) -> None:
+        """See `launch_graph.Event`."""
+        self.after = self.num_started
+
+    def wait(self) -> None:
+        """See `launch_graph.Event`; all steps end when they are started."""
 
 
 class _HashChosen(recorded_step.ChosenOfSteps):
     """Steps that may have failed on the card."""
 
-    def __init__(self, host: Any, *given: Any) -> None:
-        super().__init__(host, *given)
-        self._card = host
+    def __init__(self, host: Any, batch: RecordedBatch, steps: int, *given: Any) -> None:
+        super().__init__(host, batch, steps, *given)
+        self._card, self._before = host, _HashEvent.num_started - steps
         self._breaks, host.breaks = host.breaks, False
 
     def read(self, before: int = 0, early: int = 0) -> npt.NDArray[np.int32]:
         """See `LikeliestOfSteps.read`."""
         self._card.num_early += early > 0
+        assert not early or vars(self._first_end)["after"] == self._before + early, "what was waited for"
         with self._card.failures():
             self._card.interrupt()
             if self._breaks:
