@@ -121,6 +121,12 @@ def test_schedules(pair, schedule):
     SCHEDULES[schedule](pair)
 
 
+def test_the_reference_looks_at_weights_of_its_own(pair):
+    """On a card MLX moves what the CPU looks at, while recorded steps keep the addresses of what they read."""
+    of_host = {id(weight) for weight in pair.host.weights.values()}
+    assert of_host and of_host.isdisjoint(map(id, pair.weights.values()))
+
+
 @pytest.mark.parametrize(("setting", "takes"), [("", True), ("0", False)])
 def test_mlx_takes_launches_unless_a_sanitizer_cannot_see_its_stores(monkeypatch, setting, takes):
     monkeypatch.setenv("MLXR_TEST_MLX", setting)

@@ -16,6 +16,7 @@ from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.hosts.batch import Batch, BatchRequest
 from mlxr.runtime.hosts.cpu.host import CpuHost
+from mlxr.runtime.hosts.cuda.device_array import on_device
 from mlxr.runtime.hosts.host import Host
 from mlxr.runtime.hosts.reference.host import ReferenceHost
 from mlxr_tests.arenas import check_arena, nan_arena, slots_of, snapshot
@@ -62,6 +63,8 @@ class HostPair:
         buffers: Mapping[str, mx.array] = {}
         if "metal" in self.plan.targets:
             buffers, self.weights = (weights, weights) if weights else random_buffers(self.plan)
+            # On a card MLX moves what the CPU looks at, and recorded steps would read where the weights have been.
+            buffers = {name: on_device(buffer) for name, buffer in buffers.items()}
         else:
             native, self.weights = random_native(self.plan)
         self.pager = Pager.from_geometry(self.plan.arena)
