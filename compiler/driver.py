@@ -1,12 +1,12 @@
 """The whole pipeline: spec -> graph -> passes -> plan -> sources -> artifact."""
 
-import json
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from pydantic import ValidationError
+from pydantic_core import to_json
 
 from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.artifact.chip import Chip
@@ -112,7 +112,7 @@ class _Planned:
 
 def _graph_files(name: str, graph: OpGraph) -> dict[str, str]:
     return {
-        f"graph.{name}.json": json.dumps(graph.to_json(), indent=1) + "\n",
+        f"graph.{name}.json": to_json(graph.to_json(), indent=1).decode() + "\n",
         f"graph.{name}.txt": graph.dump(),
     }
 

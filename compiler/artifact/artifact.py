@@ -41,7 +41,7 @@ class Artifact:
     @cached_property
     def spec(self) -> ModelSpec:
         """The resolved spec."""
-        return parse_spec(self.files[SPEC], SPEC)
+        return parse_spec(self.files[SPEC], SPEC, is_dumped=True)
 
     @cached_property
     def parallel(self) -> ParallelPlan | None:

@@ -13,7 +13,8 @@ from mlxr.compiler.ir.op_kind import Stage
 from mlxr.compiler.ir.tensor import ARENA_TOKEN
 
 Proven = dict[str, tuple[Op, list[Value]]]
-"""Ops by name whose shapes follow from their rule, with the values that they had: passes leave most ops as they are."""
+"""Ops by name that have the ports of their kind, and whose shapes follow from its rule, with the values that they had:
+passes leave most ops as they are."""
 
 
 def verify(graph: OpGraph, stage: Stage, context: str = "", proven: Proven | None = None) -> None:
@@ -23,7 +24,7 @@ def verify(graph: OpGraph, stage: Stage, context: str = "", proven: Proven | Non
         graph: the graph.
         stage: `source`, `fused` or `ordered`.
         context: the passes that ran before, for the message.
-        proven: what earlier calls have found, and this one adds to; shapes of these ops are not checked again.
+        proven: what earlier calls have found, and this one adds to: their ports and shapes are not checked again.
 
     Raises:
         GraphError: a rule is broken; the message names the op, the rule and the stage.
@@ -39,7 +40,9 @@ def _check(graph: OpGraph, stage: Stage, proven: Proven) -> None:
     for op in graph.ops:
         if stage not in op.attrs.stages:
             raise GraphError(f"op {op.name!r} of kind {op.kind!r} must not be left at this stage")
-        _check_ports(op)
+        before, had = proven.get(op.name, (None, []))
+        if before is not op:
+            _check_ports(op)
         for port, name in op.inputs.items():
             if name not in known:
                 raise GraphError(f"op {op.name!r} reads {name!r} on port {port!r} before any op makes it")
@@ -48,7 +51,6 @@ def _check(graph: OpGraph, stage: Stage, proven: Proven) -> None:
                 raise GraphError(f"op {op.name!r} makes {name!r}, which exists already")
             known.add(name)
         values = [graph.value(name) for name in (*op.inputs.values(), *op.outputs.values())]
-        before, had = proven.get(op.name, (None, []))
         if before is not op or len(had) != len(values) or not all(map(is_, had, values)):
             _check_shapes(graph, op)
             proven[op.name] = op, values

@@ -29,6 +29,7 @@ class LoweringRules(Generic[LoweringT]):
     def __init__(self, package: str) -> None:
         self._package = package
         self._rules: dict[type[OpKind], KindRule[LoweringT, Any]] = {}
+        self._imported = False
 
     def lowers(self, *kinds: type[Kind]) -> Callable[[KindRule[LoweringT, Kind]], KindRule[LoweringT, Kind]]:
         """Registers the rule of some op kinds. Each kind may have only one rule."""
@@ -47,8 +48,10 @@ class LoweringRules(Generic[LoweringT]):
 
     def of_kinds(self) -> Mapping[type[OpKind], KindRule[LoweringT, Any]]:
         """The rule of each op kind."""
-        for info in pkgutil.iter_modules(importlib.import_module(self._package).__path__, f"{self._package}."):
-            importlib.import_module(info.name)
+        if not self._imported:
+            for info in pkgutil.iter_modules(importlib.import_module(self._package).__path__, f"{self._package}."):
+                importlib.import_module(info.name)
+            self._imported = True
         return self._rules
 
 

@@ -1,15 +1,20 @@
 """Spec files in and out: YAML to ModelSpec with errors that point into the file, and back."""
 
+import contextlib
+import re
 from pathlib import Path
 
 import yaml
 
 from mlxr.compiler.errors import SpecError
-from mlxr.compiler.spec.document import MAX_BYTES, interpret, read_document
+from mlxr.compiler.spec.document import MAX_BYTES, Document, interpret, read_document
 from mlxr.compiler.spec.explain import nearest, validated
 from mlxr.compiler.spec.family import known_families
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.compiler.spec.problems import Problem
+
+_WRITTEN_OTHERWISE = re.compile(r'\\|"":|.{80}')
+"""What PyYAML's two emitters write differently: escapes, long lines, keys without a letter."""
 
 
 def load_spec(path: str | Path) -> ModelSpec:
@@ -21,17 +26,24 @@ def load_spec(path: str | Path) -> ModelSpec:
     return parse_spec(read_text(path), str(path))
 
 
-def parse_spec(text: str, source: str = "<string>") -> ModelSpec:
+def parse_spec(text: str, source: str = "<string>", *, is_dumped: bool = False) -> ModelSpec:
     """Reads a spec from YAML text.
 
     Args:
         text: one YAML document.
         source: what error messages call the text.
+        is_dumped: whether `dump_spec` wrote it, so that the faster parser reads it first.
 
     Raises:
         SpecError: it holds no valid spec; the message shows every problem with its place.
     """
-    document = read_document(text, source)
+    if is_dumped:
+        with contextlib.suppress(SpecError):  # what somebody has changed is read again, for the messages
+            return _checked(read_document(text, source, is_ours=True))
+    return _checked(read_document(text, source))
+
+
+def _checked(document: Document) -> ModelSpec:
     spec = validated(ModelSpec, document)
     family, families = spec.model.tensor_names, known_families()
     if family not in families:
@@ -71,6 +83,9 @@ def dump_spec(spec: ModelSpec) -> str:
         del data["adapters"]
     if spec.output == "logits":
         del data["output"]
+    text: str = yaml.dump(data, Dumper=_QuickDumper, sort_keys=False, allow_unicode=True)
+    if text.isascii() and not _WRITTEN_OTHERWISE.search(text):
+        return text
     return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
@@ -105,8 +120,13 @@ class _Dumper(yaml.SafeDumper):
     """Quotes text that `interpret` would read as something else."""
 
 
+class _QuickDumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
+    """Writes ASCII as `_Dumper` does, in a third of the time where PyYAML's emitter in C is there."""
+
+
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if interpret(text) == text else '"')
 
 
-_Dumper.add_representer(str, _represent_text)
+for _dumper in (_Dumper, _QuickDumper):
+    _dumper.add_representer(str, _represent_text)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from mlxr.compiler.errors import SpecError
+from mlxr.compiler.spec import load
 from mlxr.compiler.spec.load import dump_spec, parse_spec
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr_tests.family_specs import ALL_SPECS, family_spec
@@ -41,13 +42,33 @@ def with_mlp(text: str) -> str:
 
 
 @pytest.mark.parametrize("name", ALL_SPECS)
-def test_reads_back_what_it_writes(name: str) -> None:
+def test_reads_back_what_it_writes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = family_spec(name)
     text = dump_spec(spec)
     again = parse_spec(text, name)
-    assert again == spec and dump_spec(again) == text
+    assert again == spec == parse_spec(text, name, is_dumped=True)
+    monkeypatch.setattr(load, "_QuickDumper", load._Dumper)
+    assert dump_spec(again) == text
     assert again.model.layers == spec.model.layers
     assert ModelSpec.model_validate_json(spec.model_dump_json()) == spec
+
+
+@pytest.mark.parametrize("name", ["a" * 100, "a b " * 30, "pfui é 🙂", 'back\\slash\r"x"', "yes", " ", "", "- a: b"])
+def test_odd_names_are_written_the_same_by_both_emitters(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = small_spec().weights.model_copy(update={"tensors": {name: "f16"}})
+    spec = small_spec().model_copy(update={"name": name, "weights": weights})
+    text = dump_spec(spec)
+    monkeypatch.setattr(load, "_QuickDumper", load._Dumper)
+    assert dump_spec(spec) == text
+
+
+def test_a_dumped_text_that_somebody_has_damaged_is_refused_in_the_usual_words() -> None:
+    text = dump_spec(small_spec()).replace("vocab_size: 61", "vocab_size: 6 1: 2")
+    with pytest.raises(SpecError) as usual:
+        parse_spec(text, "spec.yaml")
+    with pytest.raises(SpecError) as dumped:
+        parse_spec(text, "spec.yaml", is_dumped=True)
+    assert str(dumped.value) == str(usual.value)
 
 
 @pytest.mark.parametrize("name", ALL_SPECS)
