@@ -279,11 +279,17 @@ class AttendTile(SizeRecord):
     """Keys per tile."""
     rows_per_simdgroup: int = size("prefill_rows_per_simdgroup", 4, tuning=Values((2, 4, 8, 16)))
     """Rows per simdgroup."""
-    mma: int = size("prefill_mma", 0, one_of=_OFF_ON, tuning=Variants(({"mma": 0, "rows": 32}, {"mma": 1, "rows": 64})))
+    mma: int = size(
+        "prefill_mma", 0, one_of=(0, 1, 2), tuning=Variants(({"mma": 0, "rows": 32}, {"mma": 1, "rows": 64}))
+    )
     """1: uses MMA, if activations and cache have one 16-bit type and heads have 64, 128, 192, 256 ... elements. Then
     `rows` is a multiple of 16 up to 128. With 64 and 128 elements, `keys` and `rows_per_simdgroup` have no effect. With
     more, `rows` shrink until registers suffice, tiles have 16 or 32 keys, and 16 rows of queries are shared by
-    16 / `rows_per_simdgroup` simdgroups, or so many that each has at most 128 elements of a head."""
+    16 / `rows_per_simdgroup` simdgroups, or so many that each has at most 128 elements of a head. 2: with 64 and 128
+    elements and 64 or 128 rows, four simdgroups share what an instruction reads, unless sums must not depend on the
+    batch."""
+    parts: int = size("prefill_parts", 2, one_of=(1, 2))
+    """With `mma` 2: 16-bit numbers that make a query, and a weight. Two have the errors of f32, one of its type."""
 
     def check_together(self) -> None:
         """MMA takes 16 rows at a time."""

@@ -21,6 +21,8 @@ from mlxr.runtime.hosts.library_cache import LibraryCache, digest
 
 _FLAGS = ("--std=c++17", "--device-as-default-execution-space")
 
+_PRELUDE = ("metal_on_cuda.cuh", "tiles_on_cuda.cuh")
+
 AWAIT = "MLXR_AWAIT_INPUTS()"
 """The wait for what came before, see templates/README.md; kernels that say nothing of it begin with it."""
 RESIDENT = "MLXR_RESIDENT"
@@ -43,7 +45,7 @@ _lock = threading.Lock()
 @functools.cache
 def prelude() -> str:
     """The text that precedes every kernel."""
-    return files("mlxr.templates").joinpath("hosts/metal_on_cuda.cuh").read_text("utf-8")
+    return "".join(files("mlxr.templates").joinpath(f"hosts/{name}").read_text("utf-8") for name in _PRELUDE)
 
 
 def with_prelude(text: str) -> str:

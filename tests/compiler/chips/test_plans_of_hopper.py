@@ -37,6 +37,7 @@ PLANS = {
         LLAMA_8B,
         {"default": "bf16"},
         {
+            0: {"attend_prefill_tiles_mma": "MLXR_ADD_ROWS_PRODUCTS(bf16, 16,"},
             16: {"attend_many_mma": "", "o_mma16": TILES, "down_mma16": TILES},
             64: dict.fromkeys(("qkv_mma64", "o_mma64", "gate_up_mma64", "down_mma64"), TILES)
             | {"attend_crowd_mma": ""},
@@ -58,6 +59,7 @@ PLANS = {
         {
             1: dict.fromkeys(("qkv", "gate_up"), PASSES) | {"o": "sums[8]", "down": "sums[4]"},
             64: dict.fromkeys(("qkv_mma64", "o_mma64", "down_mma64"), TILES),
+            0: {"attend_prefill_tiles_mma": "MLXR_ADD_ROWS_PRODUCTS(bf16, 8,"},
         },
     ),
     "tinyllama-q4_k": (TINYLLAMA, {"default": "q4_k"}, {1: dict.fromkeys(("qkv", "o", "gate_up"), AHEAD)}),

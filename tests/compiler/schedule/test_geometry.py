@@ -21,7 +21,7 @@ FLAT = (
     *("attend_crowd", "attend_crowd_simdgroups", "attend_crowd_resident"),
     *("partition", "partitions", "partition_simdgroups", "partition_heads", "partition_unroll", "partition_mma"),
     "partition_mma_simdgroups",
-    *("prefill_rows", "prefill_keys", "prefill_rows_per_simdgroup", "prefill_mma"),
+    *("prefill_rows", "prefill_keys", "prefill_rows_per_simdgroup", "prefill_mma", "prefill_parts"),
     *("mlx_min_tokens", "mlx_min_context", "delta_chunk_tokens"),
     *("chunk_tokens", "chunk_padding", "chunk_last_rows", "contiguous_context"),
     *("step_threads", "step_rank_threads", "step_sequences", "step_blocks"),

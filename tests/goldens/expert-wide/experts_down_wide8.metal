@@ -1,4 +1,4 @@
-// experts_down_wide8_a3a00a9d
+// experts_down_wide8_faec5eac
 // small spec of a test
 //
 // Products of a tile of 8 choices of an expert by matrix instructions of four simdgroups: out = x @ weight.T.
@@ -111,7 +111,7 @@ inline void add_products(uint tiles, thread float4* sums, const threadgroup uint
 #define MLXR_BEGIN_PRODUCTS()
 #define MLXR_END_PRODUCTS()
 #define MLXR_AWAIT_BUT_LAST_PRODUCTS()
-#define MLXR_ADD_TO_PRODUCTS(tiles, sums, first, a, x, at, step, lane) add_to_products(tiles, sums, a, x + (at), step, lane)
+#define MLXR_ADD_TO_PRODUCTS(type, tiles, sums, first, a, x, at, step, lane) add_to_products(tiles, sums, a, x + (at), step, lane)
 inline void add_to_products(uint tiles, thread float4* sums, uint4 a, const threadgroup uint4* x, uint step, uint lane) {
   for (uint n = 0; n < tiles; n++) {
     const uint row = n * 8 + lane / 4, place = lane % 4;
@@ -172,7 +172,7 @@ inline uint2 numbers_q6_k(Part_q6_k part, uint step, uint half_step) {
       f16_fma((low & of_low) | (left & of_high), scale, shift), f16_fma(((low >> 8) & of_low) | (right & of_high), scale, shift));
 }
 // ---- kernel
-[[kernel]] void experts_down_wide8_a3a00a9d(
+[[kernel]] void experts_down_wide8_faec5eac(
   const device float16_t* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device int32_t* order [[buffer(2)]],
@@ -338,7 +338,7 @@ inline uint2 numbers_q6_k(Part_q6_k part, uint step, uint half_step) {
 #pragma unroll
         for (uint i = 0; i < 2u; i++) {
           const uint s = half_block * 8u + batch * 2u + i;
-          MLXR_ADD_TO_PRODUCTS(1, of_block, s == 0, a[set][i], of_step, s / 4u * 64u, s % 4u, lane);
+          MLXR_ADD_TO_PRODUCTS(f16, 1, of_block, s == 0, a[set][i], of_step, s / 4u * 64u, s % 4u, lane);
         }
         MLXR_END_PRODUCTS();
       }

@@ -217,6 +217,15 @@ MMA_VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
         ),
         ("attend_mma", "attend_partition_mma", "attend_many_mma", "attend_crowd_mma", "attend_prefill_mma"),
     ),
+    "prefill-tiles": (
+        small_spec(
+            model__attention={"num_heads": 4, "num_kv_heads": 2, "head_dim": 64},
+            weights={"default": "bf16"},
+            **FOUR,
+        ),
+        Geometry.of(prefill_mma=2, prefill_rows=64),
+        ("attend_prefill_tiles_mma",),
+    ),
     "long-heads-mma": (
         small_spec(
             model__attention={"num_heads": 4, "num_kv_heads": 2, "head_dim": 256, "sliding_window": 40},

@@ -12,6 +12,7 @@ from mlxr.compiler.targets.metal.kernel_parts.arena_kernel import arena_buffers
 from mlxr.compiler.targets.metal.kernel_parts.kernel import MMA_ROWS
 from mlxr.compiler.targets.metal.kernels.attend_prefill import attend_prefill
 from mlxr.compiler.targets.metal.kernels.attend_prefill_mma import AttendPrefillMmaKernel
+from mlxr.compiler.targets.metal.kernels.attend_prefill_tiles_mma import AttendPrefillTilesMmaKernel
 from mlxr.compiler.targets.metal.kernels.attend_prefill_wide_mma import AttendPrefillWideMmaKernel
 from mlxr.compiler.targets.metal.kernels.library_attention import (
     call_attention,
@@ -35,14 +36,17 @@ def lower_prefill_attention(lowering: MetalLowering, op: Op, _: RopeAttention) -
     kernel, rows = attend_prefill(lowering, op, g.tile), g.tile.rows
     if lowering.phase == "decode":
         kernel, rows = replace(kernel, tile=1), MMA_ROWS
-    unused: tuple[str, ...] = ()
+    unused = AttendTile.names("parts")
     if AttendPrefillWideMmaKernel.can_replace(kernel):
         kernel = AttendPrefillWideMmaKernel.replacing_wide(kernel, rows, g.tile) if g.tile.mma else kernel
     elif not AttendPrefillMmaKernel.can_replace(kernel):
-        unused = AttendTile.names("mma")
+        unused += AttendTile.names("mma")
+    elif g.tile.mma == 2 and not lowering.deterministic and rows in (64, 128):
+        kernel = AttendPrefillTilesMmaKernel.replacing_tiles(kernel, rows, g.tile.parts)
+        unused = AttendTile.names("keys", "rows_per_simdgroup")
     elif g.tile.mma:
         kernel = AttendPrefillMmaKernel.replacing(kernel, rows)
-        unused = AttendTile.names("keys", "rows_per_simdgroup")
+        unused += AttendTile.names("keys", "rows_per_simdgroup")
     assert kernel.keys <= MOST_TILE_KEYS, "it would read blocks that were given back"
     library = None
     if not lowering.deterministic:
