@@ -1,4 +1,4 @@
-"""One running server for all tests of its APIs."""
+"""One running server for all tests of its APIs, and the processes that their templates and grammars share."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,7 +6,14 @@ from pathlib import Path
 import pytest
 
 from mlxr.server.pool.model_pool import ModelPool
+from mlxr_tests.kept_processes import kept_processes
 from mlxr_tests.running_server import CHATML, HERMES, RunningServer, running_server, tiny_source
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _processes_stay() -> Iterator[None]:
+    with kept_processes():
+        yield
 
 
 @pytest.fixture(scope="package")
