@@ -20,7 +20,7 @@ from mlxr.compiler.schedule.memory import arena_choice, batch_limits, chunk_choi
 from mlxr.compiler.schedule.program import DEFAULT_QUERY_TILE, place
 from mlxr.compiler.schedule.weights import plan_weights
 from mlxr.compiler.spec.model import ModelSpec
-from mlxr.compiler.targets.early import Early
+from mlxr.compiler.targets.early import Early, take_nothing
 from mlxr.compiler.targets.provenance import Provenance
 from mlxr.compiler.targets.registry import TARGETS
 from mlxr.compiler.targets.source_graph import ignored_tensors, leading
@@ -103,9 +103,11 @@ def _programs(
     for own in sorted(types, key=lambda own: early is None or own.target != early.target):
         target, own_inputs = TARGETS[own.target], replace(inputs, arena=inputs.arena.with_cache(own.cache), types=own)
         lowered = target.lower(own_inputs)
-        program, texts = target.render(place(lowered, own_inputs), own_inputs, origin)
+        is_early = early is not None and own.target == early.target
+        take_kernel = early.take_kernel if early is not None and is_early else take_nothing
+        program, texts = target.render(place(lowered, own_inputs), own_inputs, origin, take_kernel)
         made[own.target] = _Made(program, texts, lowered.query_tile)
-        if early is not None and own.target == early.target:
+        if early is not None and is_early:
             early.take(program, texts)
     return {own.target: made[own.target] for own in types}
 

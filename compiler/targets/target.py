@@ -18,6 +18,7 @@ from mlxr.compiler.schedule.program import PlacedProgram
 from mlxr.compiler.spec.fields import AUTO
 from mlxr.compiler.spec.matrices import matrix_shapes
 from mlxr.compiler.spec.model import ModelSpec
+from mlxr.compiler.targets.early import TakeKernel
 from mlxr.compiler.targets.provenance import Provenance
 
 ASKED = "the spec says so"
@@ -55,7 +56,7 @@ class Target(Protocol):
         ...
 
     def render(
-        self, placed: PlacedProgram, inputs: LoweringInput, origin: Provenance
+        self, placed: PlacedProgram, inputs: LoweringInput, origin: Provenance, take_kernel: TakeKernel
     ) -> tuple[Program, dict[str, str]]:
         """The program, whose kernels now have texts and names, and the texts by file.
 
@@ -63,6 +64,7 @@ class Target(Protocol):
             placed: the launches, with the places of their buffers.
             inputs: the input of the lowering.
             origin: the origin that the texts state.
+            take_kernel: see `Early`.
 
         Raises:
             PlanError: a template has a mistake, or a kernel is too large.

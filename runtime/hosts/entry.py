@@ -6,20 +6,32 @@ Records are light. They import neither MLX nor their host's module until somebod
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from mlxr.compiler.artifact import Artifact, Program
+    from mlxr.compiler.artifact import Artifact, KernelEntry, Program
     from mlxr.runtime.hosts.host import Host
 
 
-BeginBuild: TypeAlias = "Callable[[Program, Mapping[str, str], str], None]"
-"""Begins to build a program from its sources, by file, for the model of this name."""
+def _begin_nothing(*_: object) -> None:
+    pass
+
+
+class BeginBuild(NamedTuple):
+    """Begins to build what an artifact will have.
+
+    Attributes:
+        program: a program, from its sources, by file, for the model of this name.
+        kernel: a kernel of the program, from its file, before there is the program.
+    """
+
+    program: "Callable[[Program, Mapping[str, str], str], None]" = _begin_nothing
+    kernel: "Callable[[KernelEntry, str], None]" = _begin_nothing
 
 
 @contextmanager
 def _nothing_ahead() -> Iterator[BeginBuild]:
-    yield lambda program, sources, name: None
+    yield BeginBuild()
 
 
 @dataclass(frozen=True, kw_only=True)

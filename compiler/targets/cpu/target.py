@@ -28,6 +28,7 @@ from mlxr.compiler.targets.cpu.kernels.copy_blocks import copy_blocks_launch
 from mlxr.compiler.targets.cpu.lowering import CpuLowering
 from mlxr.compiler.targets.cpu.tensors import c_tensors, choices_of
 from mlxr.compiler.targets.cpu.unit import Unit, name_kernels, render_unit
+from mlxr.compiler.targets.early import TakeKernel
 from mlxr.compiler.targets.provenance import Provenance
 from mlxr.compiler.targets.target import cache_type, matrix_formats
 
@@ -85,7 +86,7 @@ class CpuTarget:
         )
 
     def render(
-        self, placed: PlacedProgram, inputs: LoweringInput, origin: Provenance
+        self, placed: PlacedProgram, inputs: LoweringInput, origin: Provenance, take_kernel: TakeKernel
     ) -> tuple[Program, dict[str, str]]:
         """One translation unit; see `Target.render`."""
         kernels, tensors = list(_c_kernels(placed.kernels)), placed.lowered.tensors

@@ -15,6 +15,7 @@ from mlxr.compiler.schedule.lowered import Lowered, LoweredPhase, LoweringInput
 from mlxr.compiler.schedule.pending_launch import PendingLaunch
 from mlxr.compiler.schedule.program import PlacedProgram, make_program
 from mlxr.compiler.spec.model import ModelSpec
+from mlxr.compiler.targets.early import TakeKernel
 from mlxr.compiler.targets.metal.decode_kernel.make_step_kernels import with_step_kernels
 from mlxr.compiler.targets.metal.kernel_parts.kernel import MetalKernel
 from mlxr.compiler.targets.metal.kernels.attend_latent import AttendLatentKernel
@@ -71,7 +72,7 @@ class MetalTarget:
         )
 
     def render(
-        self, placed: PlacedProgram, inputs: LoweringInput, origin: Provenance
+        self, placed: PlacedProgram, inputs: LoweringInput, origin: Provenance, take_kernel: TakeKernel
     ) -> tuple[Program, dict[str, str]]:
         """One file for each kernel, and one for each decode step that becomes one kernel; see `Target.render`."""
         entries: dict[Kernel, KernelEntry] = {}
@@ -91,6 +92,7 @@ class MetalTarget:
                 cluster=kernel.cluster,
                 chosen=launch.chosen,
             )
+            take_kernel(entries[kernel], source.text)
         program = make_program(placed, entries, inputs)
         program, steps = with_step_kernels(program, texts, inputs, _step_choice(inputs).geometry.step)
         return program, {_file(name): text for name, text in texts.items()} | steps

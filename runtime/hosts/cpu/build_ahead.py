@@ -79,7 +79,7 @@ def building_ahead() -> Iterator[BeginBuild]:
             _builds[text] = begun[text] = _Build(text, name)
 
     try:
-        yield begin
+        yield BeginBuild(begin)
     finally:
         for text, build in begun.items():
             if _builds.get(text) is build:

@@ -1,43 +1,70 @@
 """Compiles a program's kernels in threads of its own, while the rest of its artifact is still being compiled.
 
-NVIDIA's compiler holds no lock of Python's. Who asks for a text that is being compiled waits for it (`build_cubin`).
+Each begins when it has its text, while others are rendered. NVIDIA's compiler holds no lock of Python's. Who asks for a
+text that is being compiled waits for it (`build_cubin`).
 """
 
-import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-from mlxr.compiler.artifact import Program, body_of, header_of
+from mlxr.compiler.artifact import KernelEntry, Program, body_of, header_of
 from mlxr.runtime.hosts.cuda.build import build_cubin, cuda_source, with_prelude
 from mlxr.runtime.hosts.cuda.device import architecture
 from mlxr.runtime.hosts.cuda.recorded_batch import recorded_image
 from mlxr.runtime.hosts.cuda.recorded_products import products_image
 from mlxr.runtime.hosts.cuda.step_kernel import has_step_kernels
 from mlxr.runtime.hosts.entry import BeginBuild
+from mlxr.runtime.machine.threads import usable_cpus
+
+
+class _Builds:
+    """Kernels that are being compiled for this card."""
+
+    def __init__(self) -> None:
+        self._card, self._begun = architecture(), set[str]()
+        self._pool = ThreadPoolExecutor(usable_cpus(), "mlxr-build")
+        for image in (products_image, recorded_image):
+            self._pool.submit(image)
+
+    def begin_kernel(self, entry: KernelEntry, text: str) -> None:
+        """Begins with a kernel, unless it has begun."""
+        if entry.name not in self._begun:
+            self._begun.add(entry.name)
+            self._pool.submit(build_cubin, entry.name, cuda_source(entry, header_of(text), body_of(text)), self._card)
+
+    def begin_program(self, program: Program, sources: Mapping[str, str]) -> None:
+        """Begins with whatever has not begun; the largest texts take longest."""
+        if has_step_kernels(self._card):
+            texts = {entry.name: with_prelude(sources[entry.file]) for entry in program.step_kernels}
+            for name in sorted(texts, key=lambda each: -len(texts[each])):
+                self._pool.submit(build_cubin, name, texts[name], self._card)
+        for kernel in sorted(program.kernels, key=lambda each: -len(sources[each.file])):
+            self.begin_kernel(kernel, sources[kernel.file])
+
+    def end(self) -> None:
+        """Drops what has not begun, and waits for the others."""
+        self._pool.shutdown(cancel_futures=True)
 
 
 @contextmanager
 def building_ahead() -> Iterator[BeginBuild]:
     """See `HostEntry`."""
-    pools = list[ThreadPoolExecutor]()
+    builds = list[_Builds]()
 
-    def begin(program: Program, sources: Mapping[str, str], name: str) -> None:
-        card, texts = architecture(), dict[str, str]()
-        if has_step_kernels(card):
-            texts |= {entry.name: with_prelude(sources[entry.file]) for entry in program.step_kernels}
-        for kernel in program.kernels:
-            text = sources[kernel.file]
-            texts[kernel.name] = cuda_source(kernel, header_of(text), body_of(text))
-        pool = ThreadPoolExecutor(os.cpu_count())
-        pools.append(pool)
-        for image in (products_image, recorded_image):
-            pool.submit(image)
-        for kernel_name in sorted(texts, key=lambda each: -len(texts[each])):  # the largest take longest
-            pool.submit(build_cubin, kernel_name, texts[kernel_name], card)
+    def of_card() -> _Builds:
+        if not builds:
+            builds.append(_Builds())
+        return builds[0]
+
+    def program(program: Program, sources: Mapping[str, str], name: str) -> None:
+        of_card().begin_program(program, sources)
+
+    def kernel(entry: KernelEntry, text: str) -> None:
+        of_card().begin_kernel(entry, text)
 
     try:
-        yield begin
+        yield BeginBuild(program, kernel)
     finally:
-        for pool in pools:
-            pool.shutdown(cancel_futures=True)
+        for each in builds:
+            each.end()

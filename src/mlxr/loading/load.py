@@ -222,7 +222,9 @@ def _compile_and_make(
                 spec = changed(spec, Changes(parallel=split_for(spec, ranks)))
             chip = chip_of(host)
             spec = leaving_experts(spec, host, chip, options)
-            early = host.target and Early(host.target, lambda program, sources: begin(program, sources, spec.name))
+            early = host.target and Early(
+                host.target, lambda program, sources: begin.program(program, sources, spec.name), begin.kernel
+            )
             return cached_artifact(spec, chip, partial(check, spec, own), early or None)
 
         artifact, own = artifact_of(found, compiled=compiled, changes=changes, eagle=eagle)

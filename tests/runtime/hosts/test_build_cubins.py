@@ -1,11 +1,13 @@
 """Kernels that are compiled while their artifact is, with a stand-in for NVIDIA's compiler."""
 
 import threading
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from mlxr.compiler.artifact import Program
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import HostError
 from mlxr.compiler.schedule.geometry import Geometry
@@ -49,9 +51,14 @@ def compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Compiler:
 
 
 def test_kernels_are_compiled_while_their_artifact_is(compiler: Compiler) -> None:
-    """Whoever wants one waits for it; all texts are those that the host asks for."""
+    """Whoever wants one waits for it; all texts are those that the host asks for. None waits for the last one."""
     with building_ahead() as begin:
-        early = Early("metal", lambda program, sources: begin(program, sources, "model"))
+
+        def take(program: Program, sources: Mapping[str, str]) -> None:
+            assert compiler.has_begun.wait(30), "before the program was there"
+            begin.program(program, sources, "model")
+
+        early = Early("metal", take, begin.kernel)
         artifact = compile_spec(small_spec(), Geometry.of(step_threads=512), early=early).artifact
         assert compiler.has_begun.wait(30)
         compiler.may_end.set()
@@ -98,9 +105,9 @@ def test_what_has_not_begun_when_the_model_is_not_wanted_never_does(
             super().shutdown(wait)
 
     monkeypatch.setattr(build_ahead, "ThreadPoolExecutor", Pool)
-    monkeypatch.setattr(build_ahead.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(build_ahead, "usable_cpus", lambda: 2)
     with pytest.raises(ValueError, match="no memory"), building_ahead() as begin:
-        early = Early("metal", lambda program, sources: begin(program, sources, "model"))
+        early = Early("metal", lambda program, sources: begin.program(program, sources, "model"))
         compile_spec(small_spec(), early=early)
         assert compiler.has_begun.wait(30)
         raise ValueError("no memory")

@@ -20,6 +20,7 @@ from mlxr.compiler.schedule.lowered import Lowered, LoweredPhase, LoweringInput
 from mlxr.compiler.schedule.lowering import Lowering, Rule
 from mlxr.compiler.schedule.program import PlacedProgram, make_program
 from mlxr.compiler.spec.model import ModelSpec
+from mlxr.compiler.targets.early import TakeKernel
 from mlxr.compiler.targets.provenance import Provenance
 from mlxr_tests.toy_target import kernels
 
@@ -47,7 +48,7 @@ class ToyTarget:
         return Lowered(tuple(phases), copy_blocks=())
 
     def render(
-        self, placed: PlacedProgram, inputs: LoweringInput, origin: Provenance
+        self, placed: PlacedProgram, inputs: LoweringInput, origin: Provenance, take_kernel: TakeKernel
     ) -> tuple[Program, dict[str, str]]:
         entries: dict[Kernel, KernelEntry] = {}
         sources: dict[str, str] = {}
