@@ -27,7 +27,7 @@ from mlxr.runtime.hosts.likeliest import LikeliestOfSteps, MoreSteps
 from mlxr.runtime.memory.fitting_arena import Footprint
 from mlxr.runtime.memory.free_memory import FreeMemory, MachineMemory
 from mlxr.runtime.weights.fill_slot import fill_slot
-from mlxr.runtime.weights.load_weights import Fill, in_place, load_buffers, load_weights
+from mlxr.runtime.weights.load_weights import MakeArray, in_place, load_buffers, load_weights
 from mlxr.runtime.weights.weight_file import WeightFile
 
 Logits = mx.array | npt.NDArray[np.float32]
@@ -448,7 +448,7 @@ class ArrayHost(Host):
         lent = {} if lender is None else {weight.name: lender.weights[weight.name] for weight in same}
         own = [weight for weight in plan.weights if weight.name not in lent]
         every = plan.all_weights or (plan.weights if lent else ())
-        return lent | load(own, plan.ignored_tensors, file, tell if progress else None, cls.make_array, every)
+        return lent | load(own, plan.ignored_tensors, file, tell if progress else None, cls.array_maker(), every)
 
     def write_adapter(self, slot: int, matrices: Mapping[str, npt.NDArray[np.float32]]) -> None:
         """See `Host.write_adapter`: in place, so that whoever has the array's address reads the new one."""
@@ -457,7 +457,7 @@ class ArrayHost(Host):
                 view = np.array(self.weights[weight.name], copy=False)
                 fill_slot(view, weight.parts, slot, self.adapters.slots, matrices)
 
-    @staticmethod
-    def make_array(shape: tuple[int, ...], dtype: mx.Dtype, fill: Fill) -> mx.array:
-        """Makes a weight where this host wants it; see `MakeArray`."""
-        return in_place(shape, dtype, fill)
+    @classmethod
+    def array_maker(cls) -> MakeArray:
+        """What makes weights where this host wants them."""
+        return in_place

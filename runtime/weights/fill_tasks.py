@@ -45,15 +45,24 @@ def tasks_of(work: Callable[[int, int], int], rows: int, rows_per_task: int) -> 
 
 
 def _write_numbers(tensor: TensorRows, target: npt.NDArray[Any], dtype: str, first: int, last: int) -> int:
-    if tensor.format == dtype and not tensor.is_changed:
-        target[first:last].view(np.uint8)[...] = tensor.plane_rows(0, first, last)
-    else:
-        try:
-            target[first:last] = encode(tensor.numbers(first, last), dtype).reshape(last - first, -1)
-        except WeightsError as error:
-            raise WeightsError(f"{tensor.where}: {error}") from error
+    target[first:last].view(np.uint8)[...] = number_bytes(tensor, dtype, first, last)
     tensor.forget(first, last)
     return int(target[first:last].nbytes)
+
+
+def number_bytes(tensor: TensorRows, dtype: str, first: int, last: int) -> npt.NDArray[np.uint8]:
+    """Rows [first, last) of a tensor in a type: [rows, bytes of a row], contiguous; see `number_tasks`.
+
+    Raises:
+        WeightsError: a number does not fit into the type, or the file cannot be read.
+    """
+    if tensor.format == dtype and not tensor.is_changed:
+        return tensor.plane_rows(0, first, last)
+    try:
+        numbers = encode(tensor.numbers(first, last), dtype).reshape(last - first, -1)
+    except WeightsError as error:
+        raise WeightsError(f"{tensor.where}: {error}") from error
+    return np.ascontiguousarray(numbers).view(np.uint8)
 
 
 def run_tasks(pool: ThreadPoolExecutor, tasks: Sequence[Task], tell: Callable[[int], None]) -> None:

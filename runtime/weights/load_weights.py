@@ -1,9 +1,9 @@
 """Loads the weights of an artifact: as numbers, for hosts that compute with arrays, or as kernels read them.
 
 Invariants: all checks that need only the headers come before the first array is made. Each packed array is allocated
-once, and several threads fill it through a NumPy view, slab by slab. So the most memory used is that of the arrays plus
-one slab for each thread (and one weight, if the GPU has its own memory). Quantised weights that kernels read, and
-numbers that already have the right type, keep the bytes of the file.
+once, and several threads fill it, slab by slab. So the most memory used is that of the arrays plus one slab for each
+thread (see also `MakeArray`). Quantised weights that kernels read, and numbers that already have the right type, keep
+the bytes of the file.
 """
 
 import re
@@ -20,8 +20,8 @@ from mlxr.compiler.artifact import DType, WeightPlan, part_places
 from mlxr.compiler.errors import WeightsError
 from mlxr.runtime.machine.threads import usable_cpus
 from mlxr.runtime.weights.check_tensors import check_tensors
-from mlxr.runtime.weights.element_types import STORAGE, Array
-from mlxr.runtime.weights.fill_tasks import Task, number_tasks, run_tasks, tasks_of
+from mlxr.runtime.weights.element_types import Array
+from mlxr.runtime.weights.fill_tasks import Task, number_bytes, run_tasks, tasks_of
 from mlxr.runtime.weights.mapped_weights import MappedWeights
 from mlxr.runtime.weights.open_tensor import open_tensor
 from mlxr.runtime.weights.open_weights import open_weights
@@ -31,8 +31,10 @@ from mlxr.runtime.weights.weight_file import SLAB_ELEMENTS, WeightFile
 Progress = Callable[[int, int], None]
 """Called with the bytes loaded so far and the bytes in all."""
 
-Fill = Callable[[Array], None]
-"""Writes a whole array through a NumPy view, which it does not keep."""
+Put = Callable[[int, Array], None]
+"""Writes contiguous numbers to an array, from a byte on. Several threads may, to places that do not overlap."""
+Fill = Callable[[Put], None]
+"""Writes a whole array, in pieces; when it returns, none is being written."""
 MakeArray = Callable[[tuple[int, ...], mx.Dtype, Fill], mx.array]
 """Makes an evaluated array of a shape and type, and has it filled once. What the filling raises, it raises."""
 
@@ -45,8 +47,18 @@ def in_place(shape: tuple[int, ...], dtype: mx.Dtype, fill: Fill) -> mx.array:
     """See `MakeArray`: an MLX array that the CPU fills in place."""
     array = mx.zeros(shape, dtype)
     mx.eval(array)
-    fill(np.array(array, copy=False))  # shares the array's memory; nothing else reads it before it is full
+    fill(put_into(np.array(array, copy=False)))  # shares the array's memory; nothing else reads it before it is full
     return array
+
+
+def put_into(view: Array) -> Put:
+    """Writes to the memory of a contiguous view."""
+    content = view.reshape(-1).view(np.uint8)
+
+    def put(at: int, numbers: Array) -> None:
+        content[at : at + numbers.nbytes] = numbers.reshape(-1).view(np.uint8)
+
+    return put
 
 
 def load_weights(
@@ -158,15 +170,15 @@ def _load_one(
 ) -> mx.array:
     if weight.is_of_adapters:
         # The CPU writes it while the model runs. Of a GPU with memory of its own, MLX leaves this where both reach it.
-        return in_place(weight.shape, _CARRIERS[dtype], lambda view: view.fill(0))
+        return in_place(weight.shape, _CARRIERS[dtype], lambda put: None)
     rows = sum(part.shape[0] for part in weight.parts)
     assert weight.shape[0] == rows, f"weight {weight.name} has {weight.shape[0]} rows, its parts {rows}"
     tensors = [open_tensor(mapped, part) for part in weight.parts]
     if is_bytes := dtype == "u8":
         _check_formats(weight, tensors)
 
-    def fill(view: Array) -> None:
-        tasks = _byte_tasks(view, weight, tensors) if is_bytes else _number_tasks(view, dtype, tensors)
+    def fill(put: Put) -> None:
+        tasks = _byte_tasks(put, weight, tensors) if is_bytes else _number_tasks(put, dtype, tensors)
         run_tasks(pool, list(tasks), tell)
 
     packed = make((weight.size_bytes,) if is_bytes else weight.shape, _CARRIERS[dtype], fill)
@@ -185,35 +197,45 @@ def _check_formats(weight: WeightPlan, tensors: Sequence[TensorRows]) -> None:
             )
 
 
-def _number_tasks(view: Array, dtype: str, tensors: Sequence[TensorRows]) -> Iterator[Task]:
-    """Tasks that write the parts of a weight, joined, to a view [rows, ...] in the type's carrier."""
-    row = 0
+def _number_tasks(put: Put, dtype: DType, tensors: Sequence[TensorRows]) -> Iterator[Task]:
+    """Tasks that write the parts of a weight, joined, in a type."""
+    at = 0
     for tensor in tensors:
-        target = view[row : row + tensor.num_rows].reshape(tensor.num_rows, -1)
-        yield from number_tasks(tensor, target, dtype, _rows_per_task(tensor))
-        row += tensor.num_rows
+        yield from _tasks_at(put, at, tensor, dtype)
+        at += tensor.num_rows * tensor.columns * dtype.size_bytes
 
 
-def _byte_tasks(view: Array, weight: WeightPlan, tensors: Sequence[TensorRows]) -> Iterator[Task]:
-    """Tasks that copy the planes of a weight to their places in its layout: a view [bytes] u8."""
+def _tasks_at(put: Put, at: int, tensor: TensorRows, dtype: DType) -> Iterator[Task]:
+    """Tasks that write the numbers of a part, in a type, from a byte on; see `number_tasks`."""
+    row_bytes = tensor.columns * dtype.size_bytes
+
+    def write(first: int, last: int) -> int:
+        numbers = number_bytes(tensor, str(dtype), first, last)
+        put(at + first * row_bytes, numbers)
+        tensor.forget(first, last)
+        return numbers.nbytes
+
+    return tasks_of(write, tensor.num_rows, tensor.num_rows if tensor.columns == 1 else _rows_per_task(tensor))
+
+
+def _byte_tasks(put: Put, weight: WeightPlan, tensors: Sequence[TensorRows]) -> Iterator[Task]:
+    """Tasks that copy the planes of a weight to their places in its layout."""
     columns = weight.shape[1]
     places = part_places([(part.format, part.shape[0]) for part in weight.parts], columns)
     for part, tensor, offsets in zip(weight.parts, tensors, places, strict=True):
         if part.format.is_quantised:
-            yield from tasks_of(partial(_copy_planes, tensor, view, offsets), tensor.num_rows, _rows_per_task(tensor))
-            continue
-        size = tensor.num_rows * part.format.row_bytes(columns)
-        numbers = view[offsets[0] : offsets[0] + size].view(STORAGE[str(part.format)]).reshape(tensor.num_rows, -1)
-        yield from number_tasks(tensor, numbers, str(part.format), _rows_per_task(tensor))
+            copy, rows_per_task = partial(_copy_planes, tensor, put, offsets), 4 * _rows_per_task(tensor)
+            yield from tasks_of(copy, tensor.num_rows, rows_per_task)
+        else:
+            yield from _tasks_at(put, offsets[0], tensor, DType(str(part.format)))
 
 
-def _copy_planes(tensor: TensorRows, view: Array, offsets: Sequence[int], first: int, last: int) -> int:
+def _copy_planes(tensor: TensorRows, put: Put, offsets: Sequence[int], first: int, last: int) -> int:
     """Copies rows [first, last) of each plane, which begins at its offset, and returns their bytes."""
     count = 0
     for plane, offset in enumerate(offsets):
         rows = tensor.plane_rows(plane, first, last)
-        start = offset + first * rows.shape[1]
-        view[start : start + rows.nbytes] = rows.reshape(-1)
+        put(offset + first * rows.shape[1], rows)
         count += rows.nbytes
     tensor.forget(first, last)
     return count

@@ -9,6 +9,7 @@ import functools
 import io
 import os
 import traceback
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
@@ -17,7 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mlxr.compiler.errors import HostError
-from mlxr.runtime.weights.load_weights import Fill
+from mlxr.runtime.hosts.cuda.address_table import address_table
+from mlxr.runtime.hosts.cuda.card_writer import CardWriter, is_on_card
+from mlxr.runtime.weights.load_weights import Fill, put_into
 
 _NUMPY: dict[mx.Dtype, npt.DTypeLike] = {
     mx.float32: np.float32,
@@ -25,6 +28,9 @@ _NUMPY: dict[mx.Dtype, npt.DTypeLike] = {
     mx.uint16: np.uint16,
     mx.uint8: np.uint8,
 }
+
+_LARGE_BYTES = 1 << 20
+"""Smaller arrays take no time, and MLX may keep them elsewhere."""
 
 
 def on_device(array: mx.array) -> mx.array:
@@ -35,18 +41,23 @@ def on_device(array: mx.array) -> mx.array:
     return copy
 
 
-def filled_on_device(shape: tuple[int, ...], dtype: mx.Dtype, fill: Fill) -> mx.array:
+def filled_on_device(
+    shape: tuple[int, ...], dtype: mx.Dtype, fill: Fill, writer: Callable[[], CardWriter | None] = lambda: None
+) -> mx.array:
     """An evaluated array in the GPU's own memory; in the CPU's, if MLX has no GPU.
 
     Args:
         shape: of the array.
         dtype: f32, f16, u16 or u8.
         fill: writes the array, once; on the CPU, a thread of MLX calls it.
+        writer: gives what writes large arrays faster; None: MLX copies them when they are filled.
 
     Raises:
         HostError: MLX did not read the whole stream at once.
         BaseException: whatever `fill` raised.
     """
+    if prod(shape) * dtype.size >= _LARGE_BYTES and (own := writer()) is not None:
+        return _written(shape, dtype, fill, own)
     stream = _ArrayStream(shape, np.dtype(_NUMPY[dtype]), fill)
     file: Any = stream  # it has the methods of a file that MLX calls; MLX's stub names no file type that exists
     array = mx.load(file, format="npy")
@@ -55,6 +66,19 @@ def filled_on_device(shape: tuple[int, ...], dtype: mx.Dtype, fill: Fill) -> mx.
     if stream.error is not None:
         traceback.clear_frames(stream.error.__traceback__)  # they refer to views of memory that is freed
         raise stream.error
+    return array
+
+
+def _written(shape: tuple[int, ...], dtype: mx.Dtype, fill: Fill, writer: CardWriter) -> mx.array:
+    array = mx.zeros(shape, dtype)
+    (address,) = np.array(address_table([array])[:1]).tolist()
+    if not is_on_card(address):
+        array = on_device(array)
+        (address,) = np.array(address_table([array])[:1]).tolist()
+    try:
+        fill(lambda at, numbers: writer.write(address + at, numbers))
+    finally:
+        writer.wait()  # also when it failed: the array's memory may then belong to somebody else
     return array
 
 
@@ -134,5 +158,5 @@ class _ArrayStream:
         size_bytes = prod(self._shape) * self._dtype.itemsize
         if offset or len(memory) != size_bytes:
             raise HostError(f"cuda: MLX reads {len(memory)} bytes at {offset} of a weight of {size_bytes}, not all")
-        self._fill(np.frombuffer(memory, self._dtype).reshape(self._shape))
+        self._fill(put_into(np.frombuffer(memory, self._dtype)))
         self.error = None

@@ -22,6 +22,7 @@ from mlxr.runtime.hosts.batch import Batch
 from mlxr.runtime.hosts.binding import BatchArrays, Dims, batch_dims, phase_of, shape_of
 from mlxr.runtime.hosts.cuda.activate_sums import activated
 from mlxr.runtime.hosts.cuda.build import build_cubins, cuda_source, pool_bytes
+from mlxr.runtime.hosts.cuda.card_writer import card_writer
 from mlxr.runtime.hosts.cuda.decode_steps import DecodeSteps
 from mlxr.runtime.hosts.cuda.device import architecture, limit_cache
 from mlxr.runtime.hosts.cuda.device_array import filled_on_device, on_device, sent
@@ -39,7 +40,7 @@ from mlxr.runtime.hosts.likeliest import LikeliestOfSteps, MoreSteps
 from mlxr.runtime.hosts.mlx.host import MlxHost
 from mlxr.runtime.hosts.mlx.launcher import Arrays, MlxKernel
 from mlxr.runtime.memory.free_memory import FreeMemory, gpu_memory
-from mlxr.runtime.weights.load_weights import Fill
+from mlxr.runtime.weights.load_weights import MakeArray
 
 _TOKENS = "token_ids"
 
@@ -88,10 +89,10 @@ class CudaHost(MlxHost):
         """See `Host.recorded_bytes`."""
         return recorded_bytes(plan)
 
-    @staticmethod
-    def make_array(shape: tuple[int, ...], dtype: mx.Dtype, fill: Fill) -> mx.array:
-        """See `ArrayHost.make_array`; the weights are in the GPU's own memory."""
-        return filled_on_device(shape, dtype, fill)
+    @classmethod
+    def array_maker(cls) -> MakeArray:
+        """See `ArrayHost.array_maker`; the weights are in the GPU's own memory."""
+        return functools.partial(filled_on_device, writer=functools.cache(card_writer))
 
     @classmethod
     def make_kernels(

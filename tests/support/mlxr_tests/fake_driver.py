@@ -66,6 +66,11 @@ class FakeDriver:
         ctypes.memset(address.value, value.value, size.value)
         return 0
 
+    def cuMemcpyHtoDAsync_v2(self, address: Any, source: Any, size: Any, stream: Any) -> int:  # noqa: N802
+        """Copies at once."""
+        ctypes.memmove(address.value, source.value, size.value)
+        return 0
+
     def cuCtxSynchronize(self) -> int:  # noqa: N802
         """Nobody calls it."""
         raise AssertionError("to wait for the whole context would spoil what MLX captures in another thread")
