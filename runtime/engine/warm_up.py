@@ -1,10 +1,11 @@
 """Runs one step of each kind at load, on hosts that build what a step needs when they first meet it.
 
 So no prompt waits for kernels, traces, or what GPU libraries prepare for a shape. The steps are real ones, of sequences
-that are freed afterwards.
+that are freed afterwards; a host that can prepare a step by itself runs few of them.
 """
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Literal
 
 import mlx.core as mx
@@ -41,7 +42,8 @@ def warm_up(host: Host, pager: Pager, progress: Progress | None = None) -> None:
             progress("steps", done, total)
         if tokens == sizes[-1] and tokens < pager.context:
             _prompt(host, pager, tokens, "none")
-        _prompt(host, pager, tokens, "last")
+        with nullcontext() if tokens in (sizes[0], sizes[-1]) else host.only_preparing():
+            _prompt(host, pager, tokens, "last")
     for done, (sequences, context) in enumerate(contexts):
         if progress is not None:
             progress("steps", len(sizes) + done, total)

@@ -4,7 +4,8 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate, count, pairwise
@@ -173,6 +174,11 @@ class Host(ABC):
         Raises:
             KernelFault: a kernel did something illegal (sim).
         """
+
+    @contextmanager
+    def only_preparing(self) -> Iterator[None]:
+        """Where steps of prompts need not run, if the host can prepare them by themselves: only that they can."""
+        yield
 
     def decode(self, batch: Batch) -> Callable[[npt.NDArray[np.int32] | mx.array], Logits]:
         """Prepares a batch of decode steps (`Batch.slots_of_steps`).

@@ -7,9 +7,9 @@ the weights that are kept unpacked, if there is memory to spare (kept_weights.py
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import mlx.core as mx
@@ -181,6 +181,15 @@ class CudaHost(MlxHost):
     def go_on(self, after: LikeliestOfSteps, more: MoreSteps) -> LikeliestOfSteps | None:
         """See `Host.go_on`: after recorded steps."""
         return self._decodes.go_on(after, more) if self._traces else None
+
+    @contextmanager
+    def only_preparing(self) -> Iterator[None]:
+        """See `Host.only_preparing`: recorded prompts are not run."""
+        self._prefills.only_prepares = True
+        try:
+            yield
+        finally:
+            self._prefills.only_prepares = False
 
     @property
     def _traces(self) -> bool:

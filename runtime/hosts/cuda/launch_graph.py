@@ -178,6 +178,15 @@ class LaunchGraph:
                     call("cuGraphDestroy", graph)
         weakref.finalize(self, _destroy, self._ready, kept, self._ends).atexit = False
 
+    def upload(self, stream: int) -> None:
+        """Brings the graph to the card, which the first launch does otherwise.
+
+        Raises:
+            HostError: the driver refuses.
+        """
+        with in_context():
+            call("cuGraphUpload", self._ready, _pointer(stream))
+
     def launch(self, stream: int, end: Event) -> None:
         """Starts the launches after all that a stream has been given.
 

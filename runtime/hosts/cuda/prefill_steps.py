@@ -36,6 +36,7 @@ class PrefillSteps:
         recorded: the recordings.
         num_recorded: how many of them were recorded steps.
         notes: messages for people: that steps are not recorded, and why.
+        only_prepares: whether steps that are recorded are not run.
     """
 
     def __init__(self, host: MlxHost, launches_of: LaunchesOf) -> None:
@@ -52,6 +53,7 @@ class PrefillSteps:
         self._recent_recorded.most = most_prompts(host.plan)
         self.num_recorded = 0
         self.notes: tuple[str, ...] = ()
+        self.only_prepares = False
         self._context_matters = any(
             "context" in buffer.shape
             for phase in host.program.phases
@@ -85,6 +87,8 @@ class PrefillSteps:
         packed, host = Packed.of(arrays), self._host
         places = (*(place.start for place in packed.places.values()), len(packed.numbers))
         if traces and not others and (step := self._recorded_step(phase, dims, packed, places)) is not None:
+            if self.only_prepares:
+                return step.prepare()
             self.num_recorded += 1
             return step.run(packed)
         uploaded = packed.upload()

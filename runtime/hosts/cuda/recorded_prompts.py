@@ -196,6 +196,17 @@ class RecordedPrompt:
         self._of_logits = numbers_of_logits(*self._shape)
         mx.eval(self._logits)
 
+    def prepare(self) -> tuple[mx.array, mx.array]:
+        """Has the card ready for the step, which is not run: logits are zeros, and the arena's token stays.
+
+        Raises:
+            HostError: the driver refuses.
+        """
+        stream = mlx_stream()
+        assert stream is not None, "it was there when the step was recorded"
+        self._graph.upload(stream)
+        return mx.zeros(self._shape, mx.float32), self._recorded.host.arena.token
+
     def run(self, packed: Packed) -> tuple[mx.array, mx.array]:
         """Runs the step after the last access of the arena.
 

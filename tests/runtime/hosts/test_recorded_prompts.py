@@ -74,6 +74,22 @@ def agree(first: tuple[Any, ...], second: tuple[Any, ...], error: float = 2e-2) 
         np.testing.assert_allclose(a, b, rtol=0, atol=error * max(1e-3, np.abs(a).max(initial=0)))
 
 
+def test_what_is_only_prepared_is_recorded_and_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    artifact = compiled(SPEC, Geometry.of(**PRODUCTS))
+    card = SimLauncher(artifact)
+    use_card(monkeypatch, artifact, card)
+    card.record(monkeypatch)
+    host = CudaHost(artifact, random_buffers(artifact.plan)[0], Arena(artifact.plan.arena))
+    pager = Pager.from_geometry(artifact.plan.arena)
+    batch = Batch.build([BatchRequest(pager.add_sequence(), [5] * 39, 0, "last")], pager, host.plan.query_tile)
+    with host.only_preparing():
+        logits = host.step(batch)
+    assert logits.shape == (1, host.plan.vocab_size) and not mx.any(logits).item()
+    assert len(card.uploaded) == 1 and not card.recorded and host.recorded_prompts == 0
+    assert mx.any(host.step(batch)).item()
+    assert len(card.uploaded) == 1 and card.recorded["product"] and host.recorded_prompts == 1
+
+
 @pytest.mark.parametrize("keeps", few([True, False], [True]))
 def test_logits_and_counts_are_those_of_launches(monkeypatch: pytest.MonkeyPatch, keeps: bool) -> None:
     monkeypatch.setenv("MLXR_UNPACKED_MIB", "100" if keeps else "0")

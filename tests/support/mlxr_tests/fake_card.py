@@ -72,6 +72,7 @@ class SimLauncher:
     def __init__(self, artifact: Artifact) -> None:
         self.artifact = artifact
         self.uploads = 0
+        self.uploaded = list[int]()
         self.recorded: Counter[str] = Counter()
         self.overlapping: Counter[str] = Counter()
         self._by_address: dict[int, mx.array] = {}
@@ -119,8 +120,10 @@ class SimLauncher:
             names.append(name)
             return len(names) - 1
 
+        uploaded = self.uploaded
+
         def graph(launches: Sequence[GraphLaunch | ProductLaunch], _: object) -> SimpleNamespace:
-            return SimpleNamespace(launch=lambda stream, end: run(launches))
+            return SimpleNamespace(launch=lambda stream, end: run(launches), upload=uploaded.append)
 
         def run(launches: Sequence[GraphLaunch | ProductLaunch]) -> None:
             for launch in launches:
