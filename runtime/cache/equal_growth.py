@@ -24,6 +24,7 @@ class EqualGrowth:
         sequences: Mapping[int, BlockSequence],
         pool: BlockPool,
         block_size: int,
+        tables: npt.NDArray[np.int32],
         take_block: Callable[[BlockSequence], int],
     ) -> None:
         """Stores what belongs to the pager.
@@ -32,10 +33,11 @@ class EqualGrowth:
             sequences: all of them, by id.
             pool: the arena's blocks.
             block_size: tokens of a block.
+            tables: the sequences' blocks, by row.
             take_block: adds a free block to a sequence's table and returns it.
         """
         self._by_id, self._pool, self._size = sequences, pool, block_size
-        self._take_block = take_block
+        self._tables, self._take_block = tables, take_block
         self.forget()
 
     def forget(self) -> None:
@@ -85,26 +87,21 @@ class EqualGrowth:
             slots.append(last * size + offset if offset else -1)
         if needed > self._pool.num_free:
             return None
-        jumping = list[list[int]]()
         for i in lacking:
             sequence = sequences[i]
             begin, blocks = sequence.length, sequence.blocks
             while len(blocks) * size < begin + count:
                 self._take_block(sequence)
-            own = list[int]()
-            while (left := count - len(own)) > 0:
-                block, offset = divmod(begin + len(own), size)
-                first = blocks[block] * size + offset
-                own += range(first, first + min(left, size - offset))
-            jumping.append(own)
-            slots[i] = own[0]
+            slots[i] = blocks[begin // size] * size + begin % size
         for sequence in sequences:
             sequence.length += count
         if count == 1:
             return slots
         found = np.array(slots, np.int32) + counts(count)
         if lacking:
-            found[:, lacking] = np.array(jumping, np.int32).T
+            positions = np.array([lengths[i] for i in lacking], np.int32) + counts(count)
+            blocks_of = self._tables[self._rows[lacking], positions // np.int32(size)]
+            found[:, lacking] = blocks_of * np.int32(size) + positions % np.int32(size)
         return found.reshape(-1)
 
 

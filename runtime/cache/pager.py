@@ -114,7 +114,7 @@ class Pager(PagerTiers):
         self._sequences = {}
         self._copies = BlockCopies(self._pool)
         self._growth = Growth(self._get, self._pool, self._tables, self._copies, block_size, self.context)
-        self._equally = EqualGrowth(self._sequences, self._pool, block_size, self._growth.take_block)
+        self._equally = EqualGrowth(self._sequences, self._pool, block_size, self._tables, self._growth.take_block)
         self._next_id = 0
         self.states = states
         if states is not None:

@@ -17,15 +17,16 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 
-from mlxr.compiler.errors import RequestError
+from mlxr.compiler.errors import HostError, RequestError
 from mlxr.runtime.cache.pager import Evicted, Pager
 from mlxr.runtime.cache.tiers.block_tiers import BlockTiers
 from mlxr.runtime.engine.adapter_set import AdapterSet, LoadedAdapter
 from mlxr.runtime.engine.answers import Answers
 from mlxr.runtime.engine.completion import FinishReason
 from mlxr.runtime.engine.core_stats import CoreStats, StepRecord
+from mlxr.runtime.engine.launch_lengths import AHEAD_SECONDS, LONG_SECONDS
 from mlxr.runtime.engine.request import Request
-from mlxr.runtime.engine.scheduler import AHEAD_SECONDS, LONG_SECONDS, Scheduler
+from mlxr.runtime.engine.scheduler import Scheduler
 from mlxr.runtime.engine.speculation.speculator import Speculator
 from mlxr.runtime.engine.step import Step
 from mlxr.runtime.engine.step_times import StepTimes
@@ -51,6 +52,7 @@ class EngineCore:
         launched_steps: how many were given to the host.
         adapters: that requests may use; None: the model has no places for any.
         wake: set when something has ended that requests wait for; whoever runs the steps may wait for it.
+        has_callers: whether `wake` is also set when a request comes, which then joins others soon.
     """
 
     def __init__(
@@ -73,13 +75,19 @@ class EngineCore:
         self._host, self._pager, self.clock = host, pager, clock
         self._times = StepTimes()
         self._ledger = Ledger(clock, self._times)
-        self.wake = threading.Event()
+        self.wake, self.has_callers = threading.Event(), False
         self.adapters = adapters
         self._link = None if tiers is None else TierLink(host, pager, tiers, self.wake)
         self._save = None if self._link is None else self._link.save
         self._watch = MemoryWatch()
         self.scheduler = Scheduler(
-            host.plan, pager, self._times, self._ledger, self._link, host.most_steps if host.pipelines else 1
+            host.plan,
+            pager,
+            self._times,
+            self._ledger,
+            self._link,
+            host.most_steps if host.pipelines else 1,
+            host.most_prepared,
         )
         self._stats = CoreStats()
         self._answers = Answers(self.scheduler, self._stats, self._ledger, self.wake, host.plan.vocab_size)
@@ -170,7 +178,7 @@ class EngineCore:
             elif not self._launch(step):
                 return True  # others may go on
             if self._host.pipelines:
-                if self._tells_early(step) or self._is_called(step):
+                if (step.first and self._goes_on(step)) or self._is_called(step):
                     self._ahead = step
                     return True
                 untold, told = self._untold, self._told  # a launch that fails forgets them
@@ -192,20 +200,36 @@ class EngineCore:
             raise
         return True
 
-    def _tells_early(self, step: Step) -> bool:
-        """Waits for the first steps of a long launch, and tells their tokens before the next launch is planned.
+    def _goes_on(self, step: Step) -> bool:
+        """Gives the device more and more of a launch's steps, until their tokens are to be told, and tells them.
 
-        A request that came meanwhile is in that launch. The thread does both at one moment, because a second wait for
-        each launch costs it a fourth more: after a wait, nothing is in the processor's cache.
+        When a request comes or ends, what the device has not been given is left out. To give more costs little, but
+        after each wait nothing is in the processor's cache, so all else is done seldom.
 
         Returns:
-            Whether it did. The caller then takes new requests, and comes back to this step.
+            Whether it has told some, or was called. The caller then takes new requests, and comes back to this step.
         """
-        if not step.early or self._told or self.scheduler.waiting:
+        samples, scheduler, told = step.prepared, self.scheduler, self._told
+        if samples.is_ending or (scheduler.waiting and not samples.left):
             return False
-        step.wait_early()
-        self._complete(step.part(self._untold, step.early))
-        self._untold, self._told = 0, step.early
+        until = told + max(1, scheduler.lengths.num_told(step, told) - self._untold)
+        try:
+            may_go_on = scheduler.goes_on(step) or not samples.left
+            called, left = self.wake.is_set if self.has_callers else None, samples.left
+            ended = samples.run_on(step.first, until, called) if may_go_on else None
+        except HostError as error:
+            self._fail_step(step, error)
+            return True
+        self.launched_steps += left - samples.left
+        if ended is None:
+            scheduler.cut(step)
+            return False
+        self.wake.clear()
+        if ended > told and (ended >= until or samples.is_ending):
+            if told:
+                self._ledger.resumed()
+            self._complete(step.part(self._untold - told, ended))
+            self._untold, self._told = 0, ended
         return True
 
     def _save_memory(self, scarce_bytes: int) -> None:
@@ -306,7 +330,7 @@ class EngineCore:
         try:
             step.launch(self._host, self._pager, self._answers.masks, before, self._save)
             self.scheduler.has_launched(step)
-            self.launched_steps += step.count
+            self.launched_steps += step.count - (step.prepared.left if step.first else 0)
         except Exception as error:
             self._fail_step(step, error)
             return False
@@ -330,7 +354,7 @@ class EngineCore:
         Returns:
             Whether a call came meanwhile. The caller then takes it, and comes back to this step.
         """
-        if step.decode is None or step.count == 1 or step.early or self.scheduler.waiting:
+        if step.decode is None or step.count == 1 or step.first or self.scheduler.waiting:
             return False
         seconds = step.count * (self._times.decode_seconds(step.num_decoding) or 0.0)
         left = max(step.begin, self._answers.step_end) + seconds - AHEAD_SECONDS - time.perf_counter()

@@ -402,6 +402,7 @@ class EngineThread:
             loaded.set_exception(error)
             return
         self._model, self._wake = model, model.core.wake
+        model.core.has_callers = True
         loaded.set_result(model)
         model.host.when_lost(self.abandon)
         failures = 0

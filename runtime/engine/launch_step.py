@@ -94,7 +94,7 @@ def more_steps(
     starts: list[int],
     count: int,
     save: SaveEvicted | None,
-    early: int = 0,
+    first: int = 0,
 ) -> MoreSteps:
     """What the host must know of steps that go on; sequences with states go on by single steps.
 
@@ -105,7 +105,7 @@ def more_steps(
         starts: tokens of each before the steps.
         count: how many steps.
         save: see `launch_step`.
-        early: see `MoreSteps`.
+        first: see `MoreSteps`.
     """
 
     def grow() -> Grown | None:
@@ -123,4 +123,4 @@ def more_steps(
         copy_shared_blocks(host, pager, save)
         return Grown(by_name, tables)
 
-    return MoreSteps(count, starts, grow, early)
+    return MoreSteps(count, starts, grow, first)

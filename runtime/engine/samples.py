@@ -176,9 +176,19 @@ class ChosenByHost:
         steps = self._host.go_on(self._steps, more)
         return None if steps is None else ChosenByHost(self._host, steps)
 
-    def wait_early(self) -> None:
-        """See `LikeliestOfSteps.wait_early`."""
-        self._steps.wait_early()
+    @property
+    def left(self) -> int:
+        """See `LikeliestOfSteps.left`."""
+        return self._steps.left
+
+    @property
+    def is_ending(self) -> bool:
+        """See `LikeliestOfSteps.is_ending`."""
+        return self._steps.is_ending
+
+    def run_on(self, count: int, until: int, called: Callable[[], bool] | None) -> int | None:
+        """See `Host.run_on`."""
+        return self._host.run_on(self._steps, count, until, called)
 
     def part(self, before: int, early: int) -> "ChosenByHost":
         """What is read together: see `LikeliestOfSteps.read`."""

@@ -16,13 +16,13 @@ Source: vLLM, v1/core/sched/scheduler.py. Here requests also wait for a prompt t
 
 from bisect import insort
 from collections.abc import Iterable, Sequence
-from math import ceil
 from operator import attrgetter
 from typing import Protocol
 
 from mlxr.compiler.artifact import Plan
 from mlxr.compiler.errors import ArenaFullError, MlxrError
 from mlxr.runtime.cache.pager import Pager, Prefix
+from mlxr.runtime.engine.launch_lengths import LaunchLengths
 from mlxr.runtime.engine.prompts_being_read import PromptsBeingRead
 from mlxr.runtime.engine.request import Request
 from mlxr.runtime.engine.step import Decode, Part, Step
@@ -31,18 +31,8 @@ from mlxr.runtime.engine.time_spent import Ledger
 
 _ORDER = attrgetter("order", "run.number")
 _NO_PREFIX = Prefix(0, ())
-_LAUNCH_SECONDS, _STEADY_SECONDS = 0.008, 0.04
-"""How long the decode steps of one launch take at most, at first and once the same requests have decoded for long: a
-request that comes waits for up to two launches, and the system lets another process run for about as long."""
-_SHARE = 0.25
-"""In between, a launch takes this share of the time that they have decoded: a new request waits for two of them."""
-LONG_SECONDS, AHEAD_SECONDS = 0.03, 0.016
-"""How long a launch must take for the next one to be given to the host later, and how long before its end that is: a
-new request waits for one launch, not two."""
 _LATE_BLOCKS = 16
 """The prefix cache is told of so many blocks of an answer together, or of fewer when a request looks for blocks."""
-_LAUNCH_LOGITS = 1 << 25
-"""Numbers of logits of one launch at most, 128 MiB, where all of them wait to be read."""
 
 
 class Restorer(Protocol):
@@ -72,6 +62,7 @@ class Scheduler:
         prompt_tokens: tokens of the prompts that were admitted.
         cached_tokens: how many of these the arena or a tier had.
         failures: requests that cannot go on, each with its error; the core ends them.
+        lengths: of how many steps launches are.
     """
 
     def __init__(
@@ -82,6 +73,7 @@ class Scheduler:
         ledger: Ledger,
         restorer: Restorer | None = None,
         most_steps: int = 1,
+        most_prepared: int = 0,
     ) -> None:
         """Starts with no requests.
 
@@ -92,9 +84,10 @@ class Scheduler:
             ledger: is told what requests do.
             restorer: finds blocks that the arena has no longer; None: nobody has them.
             most_steps: of how many short steps of decode a launch may be.
+            most_prepared: likewise, where the device is given them little by little; see `Host.most_prepared`.
         """
         self._plan, self._pager, self._times, self._restorer = plan, pager, times, restorer
-        self._ledger, self._most_steps = ledger, most_steps
+        self._ledger, self.lengths = ledger, LaunchLengths(plan, pager, times, most_steps, most_prepared)
         is_plain = not pager.others and pager.states is None  # else blocks go back, and states are kept, by commits
         self._told_each = pager.block_size * (_LATE_BLOCKS if is_plain else 1)
         self.being_read = PromptsBeingRead(pager.block_size)
@@ -176,27 +169,24 @@ class Scheduler:
         return self._as_several(Step(parts))
 
     def _as_several(self, step: Step) -> Step:
-        """The step with those after it that one launch may have, too: they are short, and nobody waits or leaves."""
-        decode, pager = step.decode, self._pager
-        most = min(self._most_steps - 1, step.most_more)
-        if decode is None or not decode.is_plain or most < 1 or self.waiting or len(step.parts) < len(self.running):
-            return step
-        seconds = self._times.launch_seconds(len(step.parts))
-        # A state that has been read may be overwritten two steps on.
-        if seconds is None or pager.states is not None:
-            return step
-        longest = max(_LAUNCH_SECONDS, min(_SHARE * step.num_repeats * seconds, _STEADY_SECONDS))
-        most = min(most, int(longest / seconds) - 1)
-        if not step.keeps_no_logits:
-            most = min(most, _LAUNCH_LOGITS // (len(step.parts) * self._plan.vocab_size) - 1)
-        for request in decode.speculating:
-            most = min(most, request.draft.rests_until - len(request.answer.tokens) - request.run.in_flight - 1)
-        blocks = len(step.parts) * (most // pager.block_size + 2)  # one of them a copy of a shared one
-        growths = [(seq_id, 1 + most) for seq_id in decode.seq_ids] if pager.others else []
-        if most >= 1 and blocks <= pager.num_free and pager.can_append_all(growths):
-            late = ceil(AHEAD_SECONDS / seconds) if (1 + most) * seconds >= LONG_SECONDS else 1 + most
-            step.go_on(most, max(0, 1 + most - late))
+        """The step with those after it that one launch may have, too, if nobody waits or reads a prompt."""
+        if not self.waiting and len(step.parts) == len(self.running):
+            self.lengths.lengthen(step)
         return step
+
+    def goes_on(self, step: Step) -> bool:
+        """Whether the device may be given more of a launched step: nobody has come or left since."""
+        return self._last is step and not self.waiting
+
+    def cut(self, step: Step) -> None:
+        """A launched step ends with what the device has been given."""
+        assert step.decode is not None, "only such steps are prepared"
+        left = step.cut()
+        for run, seq_id, end in zip(step.decode.runs, step.decode.seq_ids, step.ends, strict=True):
+            run.in_flight -= left
+            if run.seq_id == seq_id:
+                run.computed = end
+                self._pager.truncate(seq_id, end)
 
     def has_launched(self, step: Step) -> None:
         """A step has been launched: its tokens count as computed. So the next step can be planned before it is read."""

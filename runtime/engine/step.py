@@ -18,7 +18,6 @@ happens before everything that the new owner launches, and an owner writes a slo
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
@@ -26,7 +25,6 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from mlxr.compiler.errors import HostError
 from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.engine.constraint.constraint import Mask
 from mlxr.runtime.engine.launch_step import SaveEvicted, batch_to_launch, launch_step, more_steps
@@ -104,8 +102,9 @@ class Step:
         parts: what is computed.
         sequences: of the parts.
         count: how many steps it is; each takes the tokens of the one before.
-        early: after how many of them, while the others run, the next step is launched and their tokens are told; 0:
-            once all have ended. It is known when the step is launched.
+        first: how many of them the host is given at once, while it prepares all: the others follow as long as nobody
+            else comes. 0: all. It is certain when the step is launched.
+        plain: how many steps it is if the host does not do that.
         goes_on: whether the host has launched it as more of the step before.
         ends: tokens of each part's request that are computed when it ends, without draft tokens.
         decode: its columns, if it is that simple; else None. Once it is launched on a host that pipelines, it has some
@@ -131,8 +130,8 @@ class Step:
         "chosen",
         "count",
         "decode",
-        "early",
         "ends",
+        "first",
         "goes_on",
         "keeps_no_logits",
         "num_decoding",
@@ -140,6 +139,7 @@ class Step:
         "num_prompt_tokens",
         "num_repeats",
         "parts",
+        "plain",
         "sampled_by_part",
         "samples",
         "sequences",
@@ -158,7 +158,7 @@ class Step:
             before: the step before, if this one repeats it.
         """
         self.state: Literal["planned", "launched", "read"] = "planned"
-        self.parts, self.count, self.early, self.goes_on = parts, 1, 0, False
+        self.parts, self.count, self.first, self.plain, self.goes_on = parts, 1, 0, 1, False
         self.num_repeats, self.keeps_no_logits = 0, False
         self.chosen: TokensOfSteps | None = None
         self._sampled: Sequence[Sequence[Sampled]] | None = None
@@ -195,17 +195,22 @@ class Step:
         """By how many further steps of the same requests it may be followed."""
         return 0 if self.decode is None else self.decode.most_steps - self.num_repeats - self.count
 
-    def go_on(self, more: int, early: int = 0) -> None:
-        """Adds steps to one that is planned and has `decode`; see `early`."""
-        self.count += more
-        self.early = early
-        self.ends = [end + more for end in self.ends]
+    def become(self, count: int, first: int = 0, plain: int = 0) -> None:
+        """Makes so many steps of one that has `decode`, none of which was launched; see `first` and `plain`."""
+        self.count, self.first, self.plain = count, first, plain or count
+        self.ends = [start + count for start in self._starts]
 
-    def wait_early(self) -> None:
-        """Waits until `early` of its steps have ended; of a failure those who read it are told."""
-        assert isinstance(self.samples, ChosenByHost), "others are read whole"
-        with suppress(HostError):
-            self.samples.wait_early()
+    def cut(self) -> int:
+        """Leaves out what the host has not been given of a step with `first`; how many steps that is."""
+        left = self.prepared.left
+        self.become(self.count - left, self.first)
+        return left
+
+    @property
+    def prepared(self) -> ChosenByHost:
+        """The samples of a step with `first`: of them the host is given more and more."""
+        assert self.first and isinstance(self.samples, ChosenByHost), "others are given and read whole"
+        return self.samples
 
     def part(self, before: int, early: int) -> "Step":
         """What is read and told together: the last steps of the launched step that it goes on, and its own.
@@ -214,7 +219,7 @@ class Step:
             before: how many of those; less than 0: so many of its first own are not.
             early: up to which of its own, the first `early` or all.
         """
-        if not before and early == self.count:
+        if not before and early == self.count and not self.first:
             return self
         part = Step.__new__(Step)
         part._become_part(self, before, early)
@@ -282,11 +287,13 @@ class Step:
         """`launch` of a step with `decode`."""
         follows = before is not None and before.decode is decode
         if before is not None and follows and isinstance(before.samples, ChosenByHost):
-            more = more_steps(host, pager, decode.seq_ids, self._starts, self.count, save, self.early)
-            if (samples := before.samples.go_on(more)) is not None:
-                self.samples, self.goes_on = samples, True
-                return
-        self.early = 0
+            for count, first in dict.fromkeys([(self.count, self.first), (self.plain, 0)]):
+                self.become(count, first, self.plain)
+                more = more_steps(host, pager, decode.seq_ids, self._starts, count, save, first)
+                if (samples := before.samples.go_on(more)) is not None:
+                    self.samples, self.goes_on = samples, True
+                    return
+        self.become(self.plain)
         ids = [
             tokens[start] if start < len(tokens) else 0  # it is on the device
             for tokens, start in zip(decode.tokens, self._starts, strict=True)

@@ -62,6 +62,8 @@ class Host(ABC):
     """Whether steps are lazy MLX graphs, so that a step can start before the tokens of the previous one are known."""
     most_steps: int = 1
     """Of how many decode steps a batch may be, where it pipelines and they are short; see `decode`."""
+    most_prepared: int = 0
+    """Of how many steps `go_on` may be of which it gives the device only the first ones; 0: it gives all."""
     builds_late: bool = False
     """Whether the first step of each kind builds something. `warm_up` then runs such steps at load."""
 
@@ -201,6 +203,24 @@ class Host(ABC):
 
         None: nothing has been started, and no sequence has grown: something else was given to the arena since, or the
         host does not know all that these steps need.
+        """
+        return None
+
+    def run_on(self, steps: LikeliestOfSteps, count: int, until: int, called: Callable[[], bool] | None) -> int | None:
+        """Gives the device more and more of steps that `go_on` has prepared, before it has nothing to do.
+
+        Args:
+            steps: they.
+            count: how many it is given at once.
+            until: returns once so many have ended, or they are ending.
+            called: whether somebody wants this to return, which is looked at each time that some have ended; None:
+                nobody can, so the device is given all at once that is to end, and then so many.
+
+        Returns:
+            How many have ended; None: something else was given to the device since, so that no more may follow.
+
+        Raises:
+            HostError: a step failed.
         """
         return None
 

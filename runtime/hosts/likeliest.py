@@ -29,13 +29,13 @@ class MoreSteps(NamedTuple):
         steps: how many.
         starts: tokens of each sequence that are in the arena before them.
         grow: has the sequences grow; None: they do not grow plainly, and have not grown.
-        early: how many of the steps can be waited for before all have ended; 0: none.
+        first: how many of the steps are given to the device at once; the others by `Host.run_on`; 0: all.
     """
 
     steps: int
     starts: Sequence[int]
     grow: Callable[[], Grown | None]
-    early: int = 0
+    first: int = 0
 
 
 class LikeliestOfSteps(Protocol):
@@ -46,12 +46,14 @@ class LikeliestOfSteps(Protocol):
         """The last step's tokens, [seqs] int32, on the device: for the batch that is launched next, and no other."""
         ...
 
-    def wait_early(self) -> None:
-        """Waits for the first steps, those of `MoreSteps.early`.
+    @property
+    def left(self) -> int:
+        """How many of them the device has not been given."""
+        ...
 
-        Raises:
-            HostError: a step failed.
-        """
+    @property
+    def is_ending(self) -> bool:
+        """Whether all were given, and of what was given only the last part may still run."""
         ...
 
     def read(self, before: int = 0, early: int = 0) -> npt.NDArray[np.int32]:
@@ -59,7 +61,7 @@ class LikeliestOfSteps(Protocol):
 
         Args:
             before: how many of the steps that these went on after are read with them.
-            early: how many of these, as `MoreSteps` had it; 0: all.
+            early: how many of these, which have ended; 0: all that were given.
 
         Raises:
             HostError: a step failed.

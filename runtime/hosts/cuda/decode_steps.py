@@ -24,7 +24,7 @@ from mlxr.runtime.hosts.cuda.packed import TABLES, BoundInputs, DecodeInputs, Pa
 from mlxr.runtime.hosts.cuda.parallel.peers import Peers
 from mlxr.runtime.hosts.cuda.recorded_memory import MOST_STEPS, context_borders
 from mlxr.runtime.hosts.cuda.recorded_prompts import LaunchesOf, RecordedPrompts
-from mlxr.runtime.hosts.cuda.recorded_step import RecordedStep, RecordedSteps
+from mlxr.runtime.hosts.cuda.recorded_step import ChosenOfSteps, RecordedStep, RecordedSteps
 from mlxr.runtime.hosts.cuda.step_kernel import StepKernel
 from mlxr.runtime.hosts.cuda.step_kernels import StepKernels
 from mlxr.runtime.hosts.cuda.traces import Key, RecentTraces, Trace, traced
@@ -83,6 +83,7 @@ class DecodeSteps:
         self._taken: dict[tuple[int, ...], bool] = {}
         self._refused: dict[int, str] = {}
         self._chosen: _Chosen | None = None
+        self._begun: tuple[_Chosen, ChosenOfSteps] | None = None  # the same of which not all have been started
         self._turn: mx.array | None = None  # that this host has made last
         self.num_recorded = 0
         self._borders = context_borders(host.program.phase("decode"))
@@ -173,6 +174,8 @@ class DecodeSteps:
         chosen, before, count = self._chosen, self._recorded.last, more.steps
         if chosen is None or before is not after or not self._inputs.is_predicted or count > MOST_STEPS:
             return None
+        if more.first and chosen.kernel is not None and len(StepKernel.models) > 1:
+            return None  # others take their turns in between
         kernel, context = chosen.kernel, max(more.starts) + 1
         if context + count > chosen.until:
             dims: Dims = {**chosen.dims, "context": context}
@@ -192,26 +195,48 @@ class DecodeSteps:
             if (grown := more.grow()) is None:
                 return None
             inputs = self._inputs.go_on(chosen.inputs, count, grown)
-            return self._choose(chosen._replace(inputs=inputs), recorded, None, more.early)
+            return self._choose(chosen._replace(inputs=inputs), recorded, None, more.first)
+
+    def run_on(self, steps: LikeliestOfSteps, count: int, until: int, called: Callable[[], bool] | None) -> int | None:
+        """See `Host.run_on`."""
+        assert isinstance(steps, ChosenOfSteps), "they are recorded"
+        begun, self._begun = self._begun, None  # until it is known what has been started
+        if steps.left and (begun is None or begun[1] is not steps):
+            return None
+        before = steps.given
+        ended = self._recorded.run_on(steps, count, until, called, None if begun is None else begun[0].kernel)
+        if begun is not None and steps.given > before:
+            self._have_started(begun[0], steps, before)
+        elif ended is not None:
+            self._begun = begun
+        return ended
 
     def _choose(
-        self, chosen: "_Chosen", recorded: list[RecordedStep], tokens: mx.array | None, early: int = 0
+        self, chosen: "_Chosen", recorded: list[RecordedStep], tokens: mx.array | None, first: int = 0
     ) -> LikeliestOfSteps:
         """Runs recorded steps. The lock of a kernel's turns is held; for the others see `RecordedSteps.choose`."""
         inputs, kernel = chosen.inputs, chosen.kernel
-        self._chosen = None  # until they have been started
-        steps = self._recorded.choose(recorded, tokens, lambda: self._inputs.moved(inputs, 0), inputs, kernel, early)
+        self._chosen = self._begun = None  # until they have been started
+        steps = self._recorded.choose(recorded, tokens, lambda: self._inputs.moved(inputs, 0), inputs, kernel, first)
         if kernel is not None:
             self._kernels.follow(steps.end.wait)
             self._turn = steps.turn
-        self.num_recorded += len(recorded)
-        self._inputs.advance(inputs, len(recorded) - 1, lambda: steps.moving)
-        self._chosen = chosen
-        launches, all_same = self._host.launches, recorded[0] is recorded[-1]
-        for step, times in [(chosen.step, len(recorded))] if all_same else Counter(recorded).items():
+        self._have_started(chosen, steps, 0)
+        return steps
+
+    def _have_started(self, chosen: "_Chosen", steps: ChosenOfSteps, before: int) -> None:
+        """Some of prepared steps have been started, after so many others; once all have, others may go on."""
+        if steps.left:
+            self._begun = chosen, steps
+        else:
+            self._inputs.advance(chosen.inputs, steps.given - 1, lambda: steps.moving)
+            self._chosen = chosen
+        started, launches = steps.recorded[before : steps.given], self._host.launches
+        self.num_recorded += len(started)
+        all_same = started[0] is started[-1]
+        for step, times in [(started[0], len(started))] if all_same else Counter(started).items():
             for name, count in step.launches.items():
                 launches[name] += count * times
-        return steps
 
     def _room(self, arrays: Mapping[str, npt.NDArray[Any]]) -> int:
         """The longest context for which block tables have columns."""
@@ -352,7 +377,7 @@ class DecodeSteps:
 
         The turn of another model stays: its step kernels may still run.
         """
-        self._chosen = None
+        self._chosen = self._begun = None
         self._inputs.forget()
         self._recorded.forget()
         self._kernels.follow(None)

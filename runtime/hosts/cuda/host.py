@@ -49,7 +49,7 @@ class CudaHost(MlxHost):
     """Runs the plan on an NVIDIA GPU."""
 
     name = "cuda"
-    most_steps = MOST_STEPS // 3
+    most_steps, most_prepared = MOST_STEPS // 6, MOST_STEPS // 2
     has_step_kernels = True
     has_own_memory = True
 
@@ -190,6 +190,10 @@ class CudaHost(MlxHost):
             yield
         finally:
             self._prefills.only_prepares = False
+
+    def run_on(self, steps: LikeliestOfSteps, count: int, until: int, called: Callable[[], bool] | None) -> int | None:
+        """See `Host.run_on`: recorded steps."""
+        return self._decodes.run_on(steps, count, until, called)
 
     @property
     def _traces(self) -> bool:

@@ -14,8 +14,8 @@ from mlxr.runtime.hosts.cuda.recorded_products import beside_bytes
 from mlxr.runtime.hosts.cuda.traces import MOST
 from mlxr.runtime.hosts.mlx.padding import all_table_columns
 
-MOST_STEPS = 48
-"""Steps whose numbers a batch has room for: those of two launches, and of one before that has not been read whole."""
+MOST_STEPS = 96
+"""Steps whose numbers a batch has room for: those of a launch, and as many that have not been read before."""
 _ALIGNMENT = 256  # bytes, as MLX has it
 _TOKEN_BYTES = 32
 _SMALL_ARRAYS = 6

@@ -16,6 +16,7 @@ import functools
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from math import prod
 from weakref import WeakValueDictionary
 
@@ -53,6 +54,9 @@ from mlxr.runtime.hosts.cuda.step_kernel import StepKernel
 from mlxr.runtime.hosts.mlx.bindable import bindable_shape
 from mlxr.runtime.hosts.mlx.host import MlxHost
 
+_MOST_MARKS = 8
+"""More than are waited for at any time."""
+
 
 class RecordedSteps:
     """The recorded steps of a host.
@@ -79,7 +83,8 @@ class RecordedSteps:
         self.host, self.layers, self.launches_of, self.prompts = host, layers, launches_of, prompts
         self.unread = list[mx.array]()
         self.last: ChosenOfSteps | None = None
-        self._ends: deque[tuple[Event, Event]] = deque()  # of launches, and of their first steps
+        self._ends: deque[Event] = deque()  # of launches
+        self._marks: deque[Event] = deque()  # after steps that were given together
         self._end: Event | None = None  # of the last steps whose tokens are chosen here; others may have to wait for it
         self._stream = 0
         host.arena.before_access = functools.partial(_wait_elsewhere, weakref.ref(self), host.arena.before_access)
@@ -126,7 +131,7 @@ class RecordedSteps:
         moving: Callable[[], mx.array],
         inputs: BoundInputs,
         kernel: StepKernel | None,
-        early: int = 0,
+        first: int = 0,
     ) -> "ChosenOfSteps":
         """Runs steps, each of which takes the likeliest tokens of the one before.
 
@@ -136,7 +141,7 @@ class RecordedSteps:
             moving: gives what moves of the first.
             inputs: what else they read.
             kernel: what runs them; the lock of its turns is held.
-            early: how many of them can be waited for before all have ended; 0: none.
+            first: how many of them are started now, the others by `more`; 0: all.
 
         Raises:
             HostError: MLX or the driver refuses.
@@ -146,29 +151,24 @@ class RecordedSteps:
         token, turn = host.arena.token, None if kernel is None else StepKernel.take_turn()
         with host.failures():
             goes_on = tokens is None or self._goes_on(batch, tokens, token, turn, stream)
+            running = self.last.marks[-1:] if goes_on and self.last is not None else []
             self.last = None  # until all have been started
             if not goes_on:
                 assert tokens is not None, "steps that go on have been excluded"
                 token, _ = batch.place(tokens, moving(), inputs, token, turn)
                 start_computing([token, *self.unread])
                 self.unread = []
-            if len(self._ends) < MOST_LAUNCHES:
-                self._ends.append((Event(), Event()))
-            self._ends.rotate()
-            end, first_end = self._ends[0]
+            end = _next_of(self._ends, MOST_LAUNCHES)
             if goes_on:
                 end.wait()  # see `RecordedBatch.renew`
+            chosen = ChosenOfSteps(self, batch, recorded, token, end)
+            chosen.marks += running
             try:
                 if goes_on:
                     batch.renew(inputs, stream, end)
-                for number, step in enumerate(recorded, 1):
-                    batch.count += 1
-                    step.start(stream, end, chooses=True)
-                    if number == early:
-                        first_end.record(stream)
+                self._start(chosen, first or len(recorded), stream)
             finally:
                 end.record(stream)
-        chosen = ChosenOfSteps(host, batch, len(recorded), token, end, first_end)
         if kernel is not None:
             if len(StepKernel.models) > 1:
                 StepKernel.give_turn(chosen.fetched[2])
@@ -176,6 +176,54 @@ class RecordedSteps:
         self.last, self._end, self._stream = chosen, end, stream
         host.arena.token = token
         return chosen
+
+    def run_on(
+        self,
+        steps: "ChosenOfSteps",
+        count: int,
+        until: int,
+        called: Callable[[], bool] | None,
+        kernel: StepKernel | None,
+    ) -> int | None:
+        """See `Host.run_on`. After each wait, nothing is in the processor's cache: this is short.
+
+        Args:
+            steps: they.
+            count: see there.
+            until: likewise.
+            called: likewise.
+            kernel: what runs them; None: launches.
+        """
+        marks, all_steps = steps.marks, len(steps.recorded)
+        with self.host.failures():
+            while True:
+                if steps.given < all_steps and len(marks) < 2:
+                    with nullcontext() if kernel is None else StepKernel.order:
+                        is_alone = kernel is None or len(StepKernel.models) == 1  # else it gives its turn each time
+                        if self.last is not steps or not (is_alone and self.may_go_on(kernel)):
+                            return None
+                        self.last = None  # until they have been started
+                        try:
+                            if called is None and steps.given < (begin := min(until, all_steps - count)):
+                                self._start(steps, begin - steps.given, self._stream)
+                                del marks[:-1]  # there is no need to wait for these
+                            self._start(steps, count, self._stream)
+                        finally:
+                            steps.end.record(self._stream)
+                        self.last, self._end = steps, steps.end
+                ended = steps.wait_next()
+                if ended >= until or (called and called()) or (len(marks) < 2 and steps.given == all_steps):
+                    return ended
+
+    def _start(self, chosen: "ChosenOfSteps", count: int, stream: int) -> None:
+        batch, done = chosen.batch, chosen.given
+        for step in chosen.recorded[done : done + count]:
+            batch.count += 1
+            step.start(stream, chosen.end, chooses=True)
+        chosen.given = min(done + count, len(chosen.recorded))
+        mark = _next_of(self._marks, _MOST_MARKS)
+        mark.record(stream)
+        chosen.marks.append((batch.count, mark))
 
     def may_go_on(self, kernel: StepKernel | None) -> bool:
         """Whether steps may begin where the last ones have ended: the arena was given to nobody since.
@@ -331,26 +379,31 @@ class ChosenOfSteps:
     """What some recorded steps choose; see `LikeliestOfSteps`.
 
     Attributes:
+        recorded: the steps.
+        given: how many of them have been started.
+        marks: after steps that were started together and whose end nobody has waited for, each with how many steps of
+            the batch come before it.
         token: the arena's, before the steps.
         turn: of the step kernel after them, if these are some.
         end: after them; later ones of the host may record it again.
     """
 
     def __init__(
-        self, host: MlxHost, batch: RecordedBatch, steps: int, token: mx.array, end: Event, first_end: Event
+        self, steps: RecordedSteps, batch: RecordedBatch, recorded: Sequence[RecordedStep], token: mx.array, end: Event
     ) -> None:
-        """Notes steps that have been started, the last ones of a batch.
+        """Notes steps that are started next.
 
         Args:
-            host: where.
+            steps: of the host.
             batch: what they read.
-            steps: how many.
+            recorded: they.
             token: the arena's, before them.
             end: after them.
-            first_end: after the first ones, if these can be waited for.
         """
-        self._host, self.batch, self._steps, self.end, self._first_end = host, batch, steps, end, first_end
-        self._first = batch.count - steps
+        self._host, self.batch, self.recorded, self.end, self.given = steps.host, batch, recorded, end, 0
+        self._first = batch.count
+        self.marks = list[tuple[int, Event]]()
+        self._passed: Event | None = None  # the mark that was waited for last
         self.token = token
         self.turn: mx.array | None = None
 
@@ -369,16 +422,42 @@ class ChosenOfSteps:
         """What moves of the batch in the step after them; only until others have been started."""
         return self.fetched[1]
 
-    def wait_early(self) -> None:
-        """See `LikeliestOfSteps.wait_early`."""
-        with self._host.failures():
-            self._first_end.wait()
+    @property
+    def left(self) -> int:
+        """See `LikeliestOfSteps.left`."""
+        return len(self.recorded) - self.given
+
+    @property
+    def is_ending(self) -> bool:
+        """See `LikeliestOfSteps.is_ending`."""
+        return self.given == len(self.recorded) and len(self.marks) <= 1
+
+    def wait_next(self) -> int:
+        """Waits for the first mark; how many of the steps have ended then.
+
+        Raises:
+            HostError: one failed.
+        """
+        count, self._passed = self.marks.pop(0)
+        self._passed.wait()
+        return max(0, count - self._first)
 
     def read(self, before: int = 0, early: int = 0) -> npt.NDArray[np.int32]:
         """See `LikeliestOfSteps.read`."""
+        mark = self._passed if early else self.end
+        assert mark is not None, "what is read early has ended"
         with self._host.failures():
-            (self._first_end if early else self.end).wait()
-        return self.batch.read(self._first - before, before + (early or self._steps))
+            mark.wait()
+        return self.batch.read(self._first - before, before + (early or self.given))
+
+
+def _next_of(events: deque[Event], most: int) -> Event:
+    """The one of some events that was used longest ago."""
+    if len(events) < most:
+        events.appendleft(Event())
+    else:
+        events.rotate()
+    return events[0]
 
 
 def _wait_elsewhere(steps: "weakref.ref[RecordedSteps]", before: Callable[[], None] | None) -> None:

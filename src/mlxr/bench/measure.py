@@ -271,8 +271,9 @@ class _Running:
             seconds += [(now - start) / count] * count
             tokens += len(events)
             start, is_over = now, any(event.finish_reason for event in events)
-        # Where it is over, perhaps nothing was launched meanwhile: with what the prompts began with.
-        launches = self._of_step(begun if is_over and host.most_steps > 1 else launched)
+        # Perhaps nothing was launched meanwhile: with what the prompts began with.
+        is_none = launched == self._launched() or (is_over and host.most_steps > 1)
+        launches = self._of_step(begun if is_none else launched)
         generation.close()
         return _Decoded(seconds, used, tokens, launches)
 

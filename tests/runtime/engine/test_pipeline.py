@@ -14,7 +14,7 @@ import mlxr
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.cache.pager import Pager
-from mlxr.runtime.engine import scheduler
+from mlxr.runtime.engine import launch_lengths
 from mlxr.runtime.engine.completion import Event
 from mlxr.runtime.engine.core import EngineCore
 from mlxr.runtime.engine.generation import Generation
@@ -224,7 +224,7 @@ def test_an_end_found_late_costs_one_step(pair: Pair, sampling: Sampling, n: int
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> Pair:
-    monkeypatch.setattr(scheduler, "_LAUNCH_SECONDS", 1e9)
+    monkeypatch.setattr(launch_lengths, "_LAUNCH_SECONDS", 1e9)
     return Pair(HastyHost)
 
 

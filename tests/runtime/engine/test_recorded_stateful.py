@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 
 from mlxr.compiler.errors import HostError
 from mlxr.compiler.formats import stores
-from mlxr.runtime.engine import scheduler
+from mlxr.runtime.engine import launch_lengths
 from mlxr.runtime.engine.sampling import Sampling
 from mlxr.runtime.hosts.cuda.device import has_cuda
 from mlxr_tests.hash_card import HashCard, use_hash_card
@@ -38,17 +38,23 @@ class RecordedMachine(RuleBasedStateMachine):
         max_sequences=st.integers(1, 3),
         seconds=st.sampled_from([1e-3, 3e-4]),
         ahead=st.sampled_from([3e-4, 6e-4, 1.0]),
+        told=st.sampled_from([1e-3, 4e-3, 1.0]),
+        has_callers=st.booleans(),
         requests=st.lists(REQUESTS, min_size=1, max_size=3),
     )
-    def make(self, num_blocks, max_sequences, seconds, ahead, requests):
+    def make(self, num_blocks, max_sequences, seconds, ahead, told, has_callers, requests):
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(scheduler, "LONG_SECONDS", 0.0)
-        self.patch.setattr(scheduler, "AHEAD_SECONDS", ahead)  # before the end of a launch, the next one is launched
+        self.patch.setattr(launch_lengths, "LONG_SECONDS", 0.0)
+        self.patch.setattr(launch_lengths, "AHEAD_SECONDS", ahead)  # so much of a launch is given at once
+        self.patch.setattr(launch_lengths, "_LAUNCH_SECONDS", min(ahead, 8e-3))
+        for name in ("_TOLD_SECONDS", "_LONGEST_TOLD_SECONDS"):
+            self.patch.setattr(launch_lengths, name, told)
         use_hash_card(self.patch)
         self.patch.setattr(stores, "MOST_TILE_KEYS", 1)  # so that windows begin where layers do
         options = {"context": CONTEXT, "pipelines": True, "make_host": HashCard}
         self.engine = HashEngine(num_blocks, 4, max_sequences, **options, **self.options)
         self.engine.seconds = lambda counts: seconds
+        self.engine.core.has_callers = has_callers
         self.engines.append(self.engine)
         self.open = []
         self.come(requests, 4)
@@ -171,4 +177,7 @@ def test_random_requests_get_what_they_get_alone(machine, examples):
     assert sum(host.gone_on for host in hosts) >= sum(host.renewed for host in hosts) > 0, "they come to new blocks"
     assert machine is StateMachine or sum(host.num_together for host in hosts) > 0, "several are launched together"
     assert machine is StateMachine or sum(host.num_early for host in hosts) > 0, "some are read before their last steps"
+    if machine is not StateMachine and examples > 8:
+        assert sum(host.num_more for host in hosts) > 0, "some are given little by little"
+        assert sum(host.num_cut for host in hosts) > 0, "and not to their end"
     assert sum(engine.core.stats().preemptions for engine in machine.engines) > 0, "the arena was full"

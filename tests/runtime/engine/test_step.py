@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxr.runtime.engine import scheduler
+from mlxr.runtime.engine import launch_lengths
 from mlxr.runtime.engine.samples import Samples
 from mlxr.runtime.engine.sampling import Row, Sampler, Sampling
 from mlxr.runtime.engine.step import Step
@@ -103,8 +103,8 @@ def test_a_step_is_launched_and_read_once(pipelines: bool) -> None:
 @pytest.mark.parametrize("most", [1, 2, 3])
 def test_the_logits_of_a_launch_are_limited(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     """They all wait to be read; of two sequences here."""
-    monkeypatch.setattr(scheduler, "_LAUNCH_SECONDS", 1e9)
-    monkeypatch.setattr(scheduler, "_LAUNCH_LOGITS", 2 * VOCAB * most)
+    monkeypatch.setattr(launch_lengths, "_LAUNCH_SECONDS", 1e9)
+    monkeypatch.setattr(launch_lengths, "_LAUNCH_LOGITS", 2 * VOCAB * most)
     engine = HashEngine(pipelines=True)
     steps = planned(engine)
     answers = [add(engine, first) for first in (1, 2)]
@@ -114,8 +114,8 @@ def test_the_logits_of_a_launch_are_limited(monkeypatch: pytest.MonkeyPatch, mos
 
 
 def test_launches_are_longer_once_the_same_requests_have_decoded_for_some_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler.StepTimes, "launch_seconds", lambda *_: 0.75 * scheduler._LAUNCH_SECONDS)
-    monkeypatch.setattr(scheduler, "_STEADY_SECONDS", 4 * scheduler._LAUNCH_SECONDS)
+    monkeypatch.setattr(launch_lengths.StepTimes, "launch_seconds", lambda *_: 0.75 * launch_lengths._LAUNCH_SECONDS)
+    monkeypatch.setattr(launch_lengths, "_STEADY_SECONDS", 4 * launch_lengths._LAUNCH_SECONDS)
     engine = HashEngine(pipelines=True)
     steps = planned(engine)
     add(engine, 1, max_tokens=44)
@@ -168,10 +168,10 @@ def test_rows_of_a_pipelined_step_are_the_chosen_ones() -> None:
 
 def test_who_comes_while_a_long_launch_runs_is_in_the_one_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next launch is given to the host late, and at once if somebody calls; short launches are not waited for."""
-    monkeypatch.setattr(scheduler, "_LAUNCH_SECONDS", 1e9)
+    monkeypatch.setattr(launch_lengths, "_LAUNCH_SECONDS", 1e9)
     seconds = [100.0]
     for name in ("decode_seconds", "launch_seconds"):
-        monkeypatch.setattr(scheduler.StepTimes, name, lambda *_: seconds[0])
+        monkeypatch.setattr(launch_lengths.StepTimes, name, lambda *_: seconds[0])
     engine, others, waits = HashEngine(pipelines=True), list[Any](), list[float]()
     steps = planned(engine)
 
@@ -199,9 +199,9 @@ def test_who_comes_while_a_long_launch_runs_is_in_the_one_after_it(monkeypatch: 
 
 
 def test_ctrl_c_while_a_long_launch_runs_loses_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler, "_LAUNCH_SECONDS", 1e9)
+    monkeypatch.setattr(launch_lengths, "_LAUNCH_SECONDS", 1e9)
     for name in ("decode_seconds", "launch_seconds"):
-        monkeypatch.setattr(scheduler.StepTimes, name, lambda *_: 100.0)
+        monkeypatch.setattr(launch_lengths.StepTimes, name, lambda *_: 100.0)
     engine, waits = HashEngine(pipelines=True), cycle([False, True, None])
 
     def wait(left: float) -> bool:

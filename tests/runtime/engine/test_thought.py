@@ -11,7 +11,7 @@ import pytest
 import mlxr
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import RequestError
-from mlxr.runtime.engine import scheduler
+from mlxr.runtime.engine import launch_lengths
 from mlxr.runtime.engine.completion import Completion
 from mlxr.runtime.engine.model import Model
 from mlxr.runtime.engine.sampling import Sampling, ThoughtLimit
@@ -39,7 +39,7 @@ def model(request: pytest.FixtureRequest) -> Iterator[Model]:
             setattr(loaded.host, "pipelines", True)  # noqa: B010 (of the class, as far as types go)
             loaded.host.most_steps = 3
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(scheduler, "_LAUNCH_SECONDS", 1e9)
+            patch.setattr(launch_lengths, "_LAUNCH_SECONDS", 1e9)
             yield loaded
 
 

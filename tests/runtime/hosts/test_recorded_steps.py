@@ -14,7 +14,7 @@ from mlxr.compiler.errors import HostError
 from mlxr.compiler.schedule.geometry import Geometry
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.cache.pager import Pager
-from mlxr.runtime.engine import scheduler
+from mlxr.runtime.engine import launch_lengths
 from mlxr.runtime.engine.launch_step import copy_shared_blocks, more_steps
 from mlxr.runtime.hosts.batch import Batch, BatchRequest, DecodeRequests
 from mlxr.runtime.hosts.cuda import decode_steps, mlx_stream, recorded_batch, recorded_step, traces
@@ -180,7 +180,7 @@ def test_answers_are_those_of_sim(monkeypatch: pytest.MonkeyPatch, as_one: bool)
     cache = {"mode": "paged", "max_sequences": 3, "block_size": 4, "num_blocks": 10}
     geometry = Geometry.of(step_threads=256, step_sequences=3) if as_one else None
     artifact = compile_spec(tiny_spec(model={"context": 32}, cache=cache), geometry, ("metal",)).artifact
-    monkeypatch.setattr(scheduler, "_LAUNCH_SECONDS", 1000.0)
+    monkeypatch.setattr(launch_lengths, "_LAUNCH_SECONDS", 1000.0)
     prompts = [[1, 403, 27], [1, 5, 9, 22, 7, 8], [1, 300], [1, 44, 45, 46], [1, 77]]
     draws = mlxr.Sampling(temperature=0.8, seed=3)
     card, found = SimLauncher(artifact), []
@@ -283,7 +283,7 @@ def test_bench_counts_no_token_for_free(monkeypatch: pytest.MonkeyPatch, context
     card = SimLauncher(artifact)
     use_card(monkeypatch, artifact, card)
     card.record(monkeypatch)
-    monkeypatch.setattr(scheduler, "_LAUNCH_SECONDS", 1e9)
+    monkeypatch.setattr(launch_lengths, "_LAUNCH_SECONDS", 1e9)
     with mlxr.load(artifact, TINY, host="cuda") as model:
         core = model.core
         clock = SimpleNamespace(

@@ -40,8 +40,8 @@ class Steps:
         self.starts = [start + 1 for start in self.starts]
         return self.host.likeliest_of_steps(batch)
 
-    def go_on(self, count: int = 1, after: LikeliestOfSteps | None = None) -> LikeliestOfSteps | None:
-        more = more_steps(self.host, self.pager, self.ids, self.starts, count, None)
+    def go_on(self, count: int = 1, after: LikeliestOfSteps | None = None, first: int = 0) -> LikeliestOfSteps | None:
+        more = more_steps(self.host, self.pager, self.ids, self.starts, count, None, first)
         steps = self.host.go_on(after or self.last, more)
         assert self.lengths() == [start + count * (steps is not None) for start in self.starts]
         return steps
@@ -82,7 +82,7 @@ def test_steps_go_on(steps: Steps) -> None:
     assert steps.go_on() is not None
 
 
-@pytest.mark.parametrize(
+BETWEEN = pytest.mark.parametrize(
     "between",
     [
         lambda steps: steps.host.step(Batch.build([BatchRequest(steps.third, [5], 1)], steps.pager, 4)),
@@ -95,9 +95,37 @@ def test_steps_go_on(steps: Steps) -> None:
     ],
     ids=["prompt", "copy", "write", "others", "launch-fails", "card-fails", "interrupt"],
 )
+
+
+@BETWEEN
 def test_steps_do_not_go_on_where_something_came_between(steps: Steps, between: Callable[[Steps], object]) -> None:
     between(steps)
     assert steps.go_on() is None
+
+
+@BETWEEN
+def test_no_more_of_prepared_steps_is_given_where_something_came_between(
+    steps: Steps, between: Callable[[Steps], object]
+) -> None:
+    prepared = steps.go_on(2, first=1)
+    assert prepared is not None and prepared.left == 1
+    steps.last, steps.starts = prepared, steps.lengths()
+    if between in (Steps.fail, Steps.fail_on_the_card, Steps.interrupt):
+        assert steps.go_on() is None, "others follow once all are given"
+        steps.host.recover()
+    else:
+        between(steps)
+    before = len(steps.host.steps)
+    assert steps.host.run_on(prepared, 1, 2, None) is None and len(steps.host.steps) == before
+
+
+def test_prepared_steps_are_given_little_by_little(steps: Steps) -> None:
+    prepared = steps.go_on(2, first=1)
+    assert prepared is not None
+    steps.last, steps.starts = prepared, steps.lengths()
+    assert steps.host.run_on(prepared, 1, 1, lambda: False) == 1 and prepared.left == 0
+    first, second = prepared.read(early=1)[0].tolist(), prepared.read(before=-1)[0].tolist()
+    assert len(first) == len(second) == 1 and prepared.read()[0].tolist() == first + second
 
 
 def test_steps_do_not_go_on_beyond_the_columns_of_their_tables(steps: Steps) -> None:

@@ -7,7 +7,7 @@ slot or a position that was not renewed shows as a failure or as a wrong token.
 
 import ctypes
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -54,7 +54,9 @@ class HashCard(HashHost):
         gone_on: how many launches went on after others without a batch that is built.
         renewed: how many of them read other block tables than those before.
         num_together: how many of them were of several steps.
-        num_early: how many launches were read before their last steps.
+        num_early: how many times a part of a launch was read before its last steps.
+        num_more: how many times more was given of a launch.
+        num_cut: how many launches were not given to their end.
         patience: how many places pass in which an interruption could come, before the planned one does.
     """
 
@@ -82,6 +84,7 @@ class HashCard(HashHost):
         self.arena.before_access = None
         self.gone_on = self.renewed = self.num_together = self.num_early = self.patience = 0
         self.is_going_on = self.breaks = False
+        self.num_more, self.num_cut, self.most_prepared = 0, 0, 14
         card, self._peers = self, _Nothing()
         self._decodes = DecodeSteps(card, *[self._peers] * 4)
 
@@ -119,6 +122,13 @@ class HashCard(HashHost):
             self.renewed += self._decodes._inputs._steady is not tables
             self.num_together += more.steps > 1
         return steps
+
+    def run_on(self, steps: LikeliestOfSteps, count: int, until: int, called: Callable[[], bool] | None) -> int | None:
+        """See `Host.run_on`."""
+        left = steps.left
+        ended = CudaHost.run_on(self, steps, count, until, called)  # type: ignore[arg-type]  # it has all of it
+        self.num_more += steps.left < left
+        return ended
 
     def recover(self) -> None:
         """See `CudaHost.recover`."""
@@ -224,15 +234,25 @@ class _HashEvent:
 class _HashChosen(recorded_step.ChosenOfSteps):
     """Steps that may have failed on the card."""
 
-    def __init__(self, host: Any, batch: RecordedBatch, steps: int, *given: Any) -> None:
-        super().__init__(host, batch, steps, *given)
-        self._card, self._before = host, _HashEvent.num_started - steps
-        self._breaks, host.breaks = host.breaks, False
+    def __init__(self, steps: Any, *given: Any) -> None:
+        self._card, self._before, self._breaks = steps.host, _HashEvent.num_started, False
+        super().__init__(steps, *given)
+
+    @property
+    def given(self) -> int:
+        """See `ChosenOfSteps`; it is set once they have been started."""
+        return self._given
+
+    @given.setter
+    def given(self, count: int) -> None:
+        self._given = count
+        self._breaks, self._card.breaks = self._breaks or self._card.breaks, False
 
     def read(self, before: int = 0, early: int = 0) -> npt.NDArray[np.int32]:
         """See `LikeliestOfSteps.read`."""
         self._card.num_early += early > 0
-        assert not early or vars(self._first_end)["after"] == self._before + early, "what was waited for"
+        assert not early or vars(self._passed)["after"] >= self._before + early, "what was waited for"
+        self._card.num_cut += not early and self.left > 0
         with self._card.failures():
             self._card.interrupt()
             if self._breaks:

@@ -135,7 +135,7 @@ class HashHost:
         self.others = [np.zeros(group.num_blocks * self.size, np.uint64) for group in geometry.groups[1:]]
         self.states = [0] * state_slots
         self.arena = SimpleNamespace(token=mx.zeros((1,)), geometry=geometry, takes_pages=False)
-        self.pipelines, self.most_steps = pipelines, 3
+        self.pipelines, self.most_steps, self.most_prepared = pipelines, 3, 0
         self.faults: deque[str | None] = deque()
         self.failing: set[str] = set()
         self.interruption: BaseException | None = None
