@@ -215,8 +215,8 @@ FAULTS = [
     Fault(
         "load_weights: every slab is written to the place of the first",
         "runtime/weights/load_weights.py",
-        "start = offset + first * rows.shape[1]",
-        "start = offset",
+        "put(offset + first * rows.shape[1], rows)",
+        "put(offset, rows)",
         (WEIGHTS, "tests/families"),
     ),
     # Hosts
