@@ -1,5 +1,7 @@
 """Decode attention with MMA: whole contexts, partitions and many sequences."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -7,7 +9,7 @@ from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.errors import KernelFault
 from mlxr.compiler.schedule.geometry import Geometry
 from mlxr_tests.attention_cases import NOT_FOR_MATRICES, Case
-from mlxr_tests.few import few, few_of
+from mlxr_tests.few import covering, few
 from mlxr_tests.op_bench import OpBench, mma_bench
 from mlxr_tests.specs import compiled
 from mlxr_tests.tolerances import Mismatch
@@ -42,7 +44,16 @@ def attend(bench, *histories):
     return set(bench.launches)
 
 
-@pytest.mark.parametrize(("case", "simdgroups"), few_of(CASES, [1, 3, 16]), ids=str)
+WHOLE = list(itertools.product(CASES, [1, 3, 16]))
+# What the others add stands in the same lines here and in launches of partitions.
+OF_OWN_LINES = [
+    (case, simdgroups)
+    for case, simdgroups in covering(WHOLE, lambda pair: pair)
+    if simdgroups > 1 or case.extras in ("own-norms", "norms", "chunks", "element-gate")
+]
+
+
+@pytest.mark.parametrize(("case", "simdgroups"), few(WHOLE, OF_OWN_LINES), ids=str)
 def test_whole_contexts(kernel_host, case, simdgroups):
     """Of no keys, of less than one turn of a simdgroup, of one and of several; heads are merged in turns."""
     bench = mma_bench(compiled(case.spec, Geometry.of(attend_mma=1, attend_simdgroups=simdgroups)), kernel_host)

@@ -9,6 +9,7 @@ from mlxr.compiler.targets.metal.kernels.attend import AttendKernel
 from mlxr.compiler.targets.metal.kernels.rope_cache_write import RopeCacheWriteKernel
 from mlxr.runtime.arrays.mlx_arrays import MLX_DTYPES, as_bits
 from mlxr.runtime.hosts.mlx_ops.cache_rows import decode_rows, encode_rows
+from mlxr_tests.few import few
 from mlxr_tests.kernel_bench import run_kernel
 from mlxr_tests.kv_arena import kv_arena
 
@@ -143,7 +144,7 @@ DECODED = [
 ]
 
 
-@pytest.mark.parametrize(("head_dim", "kv_heads", "num_heads", "cache"), DECODED)
+@pytest.mark.parametrize(("head_dim", "kv_heads", "num_heads", "cache"), few(DECODED, DECODED[1:5:3]))
 def test_decode_stores_the_same_rows(head_dim, kv_heads, num_heads, cache):
     """The fused kernel finds scales its own way; a first token's result is its value as it was stored."""
     kernel = AttendKernel(
