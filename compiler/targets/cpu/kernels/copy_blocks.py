@@ -16,7 +16,7 @@ class CopiedPart:
     Attributes:
         store: its number in the program's list of stores.
         group: the number of its group.
-        shape, dtype: of the allocation.
+        shape, dtype: of the allocation, whose number of blocks the text does not tell: most texts do not depend on it.
         copies: runs of bytes that are copied for a block.
         block_stride, layer_stride: bytes from one block to the next, and from one run of a block to its next.
         copied_bytes: bytes of a run.
@@ -24,7 +24,7 @@ class CopiedPart:
 
     store: int
     group: int
-    shape: tuple[int, ...]
+    shape: tuple[int | str, ...]
     dtype: DType
     copies: int
     block_stride: int
@@ -67,4 +67,6 @@ def _parts(arena: ArenaGeometry) -> Iterator[CopiedPart]:
             sizes = (1, block, 0, block)
         else:
             sizes = (allocation.num_layers, layer, allocation.num_units * layer, layer)
-        yield CopiedPart(number, allocation.group, allocation.shape, allocation.dtype, *sizes)
+        outer = "blocks", allocation.num_layers
+        shape = (*(outer if arena.layout == "block" else outer[::-1]), *allocation.shape[2:])
+        yield CopiedPart(number, allocation.group, shape, allocation.dtype, *sizes)

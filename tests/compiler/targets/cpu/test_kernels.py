@@ -12,6 +12,7 @@ from mlxr.compiler.targets.cpu import kernels
 from mlxr.compiler.targets.cpu.kernel_parts.kernel import CpuKernel
 from mlxr.compiler.targets.cpu.lowering import RULES
 from mlxr_tests.cpu_specs import SPECS
+from mlxr_tests.family_specs import family_spec
 from mlxr_tests.specs import compiled, small_spec
 
 SHARED = {"model.c.jinja", "cache.jinja", "delta.jinja", "finish.jinja", "matrix.jinja"}
@@ -54,3 +55,11 @@ def test_a_program_has_the_headers_that_its_kernels_name_once(compute: str, time
     text = compiled(spec, target="cpu").source("cpu")
     header = (files("mlxr.templates") / "cpu" / "prefill_tiles.h").read_text("utf-8")
     assert text.count(header.rstrip()) == times
+
+
+@pytest.mark.parametrize("name", ["plain", "latent", "gemma-like", "delta", "ssm-beside-attention"])
+@pytest.mark.parametrize("change", [{"model__context": 80}, {"cache__num_blocks": 37}], ids=["context", "blocks"])
+def test_a_program_serves_all_contexts(name: str, change: dict[str, int]) -> None:
+    """Its library is compiled once: only the first line, which names the spec, is another."""
+    own, other = (compiled(family_spec(name, **more), target="cpu").source("cpu") for more in ({}, change))
+    assert own.partition("\n")[2] == other.partition("\n")[2]

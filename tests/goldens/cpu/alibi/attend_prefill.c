@@ -8,21 +8,21 @@
 // into steps, or on what else is in the batch.
 // Source: FlashAttention-2 (Dao 2023), with K and V gathered through the block table.
 //   qkv         [tokens, 400] f32: 6 query, 2 key, 2 value heads of 40
-//   K, V        [40, 2, 4, 2, 40] f32
+//   K, V        [blocks, 2, 4, 2, 40] f32
 //   out         [tokens, 240] f32
 
-static const float attend_prefill_617a2e00_slope_of[] = {
+static const float attend_prefill_87051d83_slope_of[] = {
     0.360673755f, 0.0901684389f, 0.0225421097f, 0.00563552743f, 0.721347511f, 0.180336878f,
 };
 
 // Query tokens [first, last) of a sequence, of which the first has `position`, and KV heads from `head` on.
 typedef struct {
     int seq, head, heads, first, last, position, begin;
-} attend_prefill_617a2e00_item;
+} attend_prefill_87051d83_item;
 
 // Columns [column, column + 16) of an item as rows [16][48]. Columns past the last query are zeros, with the last
 // token's position.
-static void attend_prefill_617a2e00_queries(const attend_prefill_617a2e00_item *item, int column, const float *qkv, const float *rope_table, float *rows,
+static void attend_prefill_87051d83_queries(const attend_prefill_87051d83_item *item, int column, const float *qkv, const float *rope_table, float *rows,
         int32_t *positions) {
     for (int i = 0; i < 16; i++) {
         const int t = item->first + (column + i) / 3, h = item->head * 3 + (column + i) % 3;
@@ -35,7 +35,7 @@ static void attend_prefill_617a2e00_queries(const attend_prefill_617a2e00_item *
 }
 
 // Values [40][96] over their sums, to the heads' places.
-static void attend_prefill_617a2e00_results(const attend_prefill_617a2e00_item *item, const float *values, float *sums, float *out) {
+static void attend_prefill_87051d83_results(const attend_prefill_87051d83_item *item, const float *values, float *sums, float *out) {
     const int queried = (item->last - item->first) * 3;
     for (int column = 0; column < queried; column += 16) {
         float *to[16];
@@ -48,10 +48,10 @@ static void attend_prefill_617a2e00_results(const attend_prefill_617a2e00_item *
     }
 }
 
-enum { attend_prefill_617a2e00_keys = 64, attend_prefill_617a2e00_reading = 0 };
+enum { attend_prefill_87051d83_keys = 64, attend_prefill_87051d83_reading = 0 };
 
 // An item of few columns.
-static void attend_prefill_617a2e00_few(mlxr_worker *w, const mlxr_batch *b, const attend_prefill_617a2e00_item *item, const float *qkv, const float *rope_table,
+static void attend_prefill_87051d83_few(mlxr_worker *w, const mlxr_batch *b, const attend_prefill_87051d83_item *item, const float *qkv, const float *rope_table,
         int layer, float *out) {
     float *const rows = (float *)(w->scratch + 0);  // [16, 48]
     float *const queries = (float *)(w->scratch + 3072);  // [48, 96]
@@ -67,7 +67,7 @@ static void attend_prefill_617a2e00_few(mlxr_worker *w, const mlxr_batch *b, con
     const uint8_t *v_rows = w->model->stores[1] + (size_t)layer * 1280u + item->head * 160;
     const int32_t *table = b->groups[0].tables + (size_t)item->seq * b->groups[0].columns;
     const int columns = (item->last - item->first) * 3;
-    attend_prefill_617a2e00_queries(item, 0, qkv, rope_table, rows, positions);
+    attend_prefill_87051d83_queries(item, 0, qkv, rope_table, rows, positions);
     for (int i = 0; i < columns; i++) maxima[i] = MLXR_LOWEST, sums[i] = 0.0f;
     memset(values, 0, MLXR_FEW_QUERIES * 192);
 
@@ -79,7 +79,7 @@ static void attend_prefill_617a2e00_few(mlxr_worker *w, const mlxr_batch *b, con
         attend_turned(turned, 64, k_rows, offsets, rounded, MLXR_CACHE_F32, 40);
         attend_rows_product(scores, 64, 1, rows, 48, turned, 64, 40, columns, rounded);
         for (int i = 0; i < columns; i++) {
-            attend_slope_row(scores + i * 64, count, attend_prefill_617a2e00_slope_of[item->head * 3 + i % 3], at - positions[i]);
+            attend_slope_row(scores + i * 64, count, attend_prefill_87051d83_slope_of[item->head * 3 + i % 3], at - positions[i]);
             const int seen = mlxr_least(positions[i] + 1 - at, count);
             const int hidden = 0;
             const float kept = attend_softmax_row(scores + i * 64, hidden, seen > 0 ? seen : 0, count, maxima + i, sums + i);
@@ -97,7 +97,7 @@ static void attend_prefill_617a2e00_few(mlxr_worker *w, const mlxr_batch *b, con
     }
 }
 
-static void attend_prefill_617a2e00_attend(mlxr_worker *w, const mlxr_batch *b, const attend_prefill_617a2e00_item *item, const float *qkv, const float *rope_table,
+static void attend_prefill_87051d83_attend(mlxr_worker *w, const mlxr_batch *b, const attend_prefill_87051d83_item *item, const float *qkv, const float *rope_table,
         int layer, float *out) {
     float *const rows = (float *)(w->scratch + 0);  // [16, 48]
     float *const queries = (float *)(w->scratch + 3072);  // [48, 96]
@@ -114,16 +114,16 @@ static void attend_prefill_617a2e00_attend(mlxr_worker *w, const mlxr_batch *b, 
     const int32_t *table = b->groups[0].tables + (size_t)item->seq * b->groups[0].columns;
     const int queried = (item->last - item->first) * 3, columns = (queried + 15) / 16 * 16;
     if (queried <= MLXR_FEW_QUERIES) {
-        attend_prefill_617a2e00_few(w, b, item, qkv, rope_table, layer, out);
+        attend_prefill_87051d83_few(w, b, item, qkv, rope_table, layer, out);
         return;
     }
     for (int i = 0; i < columns; i += 16) {
-        attend_prefill_617a2e00_queries(item, i, qkv, rope_table, rows, positions);
+        attend_prefill_87051d83_queries(item, i, qkv, rope_table, rows, positions);
         attend_turn(queries + i, 96, rows, 48);
     }
     for (int i = 0; i < columns; i++) maxima[i] = MLXR_LOWEST, sums[i] = 0.0f;
     float slopes[96];  // of the columns
-    for (int i = 0; i < columns; i++) slopes[i] = attend_prefill_617a2e00_slope_of[item->head * 3 + i % 3];
+    for (int i = 0; i < columns; i++) slopes[i] = attend_prefill_87051d83_slope_of[item->head * 3 + i % 3];
     for (int d = 0; d < 40; d++) memset(values + d * 96, 0, (size_t)columns * 4);
 
     const int end = item->position + item->last - item->first;
@@ -141,11 +141,11 @@ static void attend_prefill_617a2e00_attend(mlxr_worker *w, const mlxr_batch *b, 
         attend_product(values, keep, keys, 1, 48, scores, 96, count, 40, columns);
     }
 
-    attend_prefill_617a2e00_results(item, values, sums, out);
+    attend_prefill_87051d83_results(item, values, sums, out);
 }
 
 // The tile of a sequence's query tokens from `first` on, and what an item of it costs: keys times columns.
-static int64_t attend_prefill_617a2e00_tile(const mlxr_batch *b, int seq, int first, attend_prefill_617a2e00_item *item) {
+static int64_t attend_prefill_87051d83_tile(const mlxr_batch *b, int seq, int first, attend_prefill_87051d83_item *item) {
     const int start = b->query_start[seq], stop = b->query_start[seq + 1];
     item->seq = seq;
     item->first = first;
@@ -153,26 +153,26 @@ static int64_t attend_prefill_617a2e00_tile(const mlxr_batch *b, int seq, int fi
     item->position = b->context_lens[seq] - (stop - start) + (first - start);
     item->begin = 0;
     const int keys = item->position + item->last - item->first - item->begin;
-    return (int64_t)(keys + 16) * (attend_prefill_617a2e00_reading + ((item->last - item->first) * 3 + 15) / 16);
+    return (int64_t)(keys + 16) * (attend_prefill_87051d83_reading + ((item->last - item->first) * 3 + 15) / 16);
 }
 
-static void attend_prefill_617a2e00(mlxr_worker *w, const mlxr_batch *b, const float *qkv, int layer, float *out) {
+static void attend_prefill_87051d83(mlxr_worker *w, const mlxr_batch *b, const float *qkv, int layer, float *out) {
     const float *const rope_table = qkv;  // nothing is rotated
-    attend_prefill_617a2e00_item item;
+    attend_prefill_87051d83_item item;
     int64_t all = 0, done = 0;
     for (int seq = 0; seq < b->seqs; seq++)
         for (int t = b->query_start[seq]; t < b->query_start[seq + 1]; t += 32)
-            all += 2 * attend_prefill_617a2e00_tile(b, seq, t, &item);
+            all += 2 * attend_prefill_87051d83_tile(b, seq, t, &item);
     for (int seq = 0; seq < b->seqs; seq++) {
         int next = 0;  // the first head that is not yet in an item
         for (int head = 0; head < 2; head++)
             for (int t = b->query_start[seq]; t < b->query_start[seq + 1]; t += 32) {
-                const int64_t cost = attend_prefill_617a2e00_tile(b, seq, t, &item);
+                const int64_t cost = attend_prefill_87051d83_tile(b, seq, t, &item);
                 // The thread in whose share of all cost the item's middle lies.
                 if (head >= next && (2 * done + cost) * w->threads / (2 * all) == w->tid) {
                     item.head = head;
                     item.heads = 1;
-                    attend_prefill_617a2e00_attend(w, b, &item, qkv, rope_table, layer, out);
+                    attend_prefill_87051d83_attend(w, b, &item, qkv, rope_table, layer, out);
                 }
                 done += cost;
             }

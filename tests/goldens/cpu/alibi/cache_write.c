@@ -1,7 +1,7 @@
 // Prefill: K is rotated, then K and V of each token go to the token's slot. Threads split the tokens.
 //   qkv         [tokens, 400] f32: 6 query, 2 key, 2 value heads of 40
-//   K, V        [40, 2, 4, 2, 40] f32
-static void cache_write_f3b0c9c3(mlxr_worker *w, const mlxr_batch *b, const float *qkv, int layer) {
+//   K, V        [blocks, 2, 4, 2, 40] f32
+static void cache_write_7050cdc8(mlxr_worker *w, const mlxr_batch *b, const float *qkv, int layer) {
     const float *const rope_table = qkv;  // nothing is rotated
     int first, last;
     mlxr_share(w, b->tokens, &first, &last);

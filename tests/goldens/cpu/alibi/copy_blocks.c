@@ -1,8 +1,8 @@
 // Copy-on-write: copies whole blocks of a group, in every store and layer, before the step that writes into the copies.
 //   pairs   [count, 2] i32: source and target block, copied in order
-//   stores[0]  [40, 2, 4, 2, 40] f32, of group 0
-//   stores[1]  [40, 2, 4, 2, 40] f32, of group 0
-static void copy_blocks_88d294e6(mlxr_model *m, int group, const int32_t *pairs, int count) {
+//   stores[0]  [blocks, 2, 4, 2, 40] f32, of group 0
+//   stores[1]  [blocks, 2, 4, 2, 40] f32, of group 0
+static void copy_blocks_657b221c(mlxr_model *m, int group, const int32_t *pairs, int count) {
     static const struct {
         int store, group, layers;
         size_t block_stride, layer_stride, bytes;

@@ -35,7 +35,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.attention.attended
     MLXR_COUNT(2, 0, 2);
-    attend_decode_d96244f6(w, b, (float *)(a + 768), 0, (float *)(a + 7168));
+    attend_decode_cde0bf7d(w, b, (float *)(a + 768), 0, (float *)(a + 7168));
     mlxr_barrier(w);
     // layers.0.attention.out
     MLXR_COUNT(3, 0, 3);
@@ -55,7 +55,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.attention.attended
     MLXR_COUNT(2, 0, 7);
-    attend_decode_d96244f6(w, b, (float *)(a + 768), 1, (float *)(a + 7168));
+    attend_decode_cde0bf7d(w, b, (float *)(a + 768), 1, (float *)(a + 7168));
     mlxr_barrier(w);
     // layers.1.attention.out
     MLXR_COUNT(3, 0, 8);
@@ -91,11 +91,11 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.attention.cache_write
     MLXR_COUNT(7, 1, 2);
-    cache_write_f3b0c9c3(w, b, (float *)(a + 6144), 0);
+    cache_write_7050cdc8(w, b, (float *)(a + 6144), 0);
     mlxr_barrier(w);
     // layers.0.attention.attended
     MLXR_COUNT(8, 1, 3);
-    attend_prefill_617a2e00(w, b, (float *)(a + 6144), 0, (float *)(a + 57344));
+    attend_prefill_87051d83(w, b, (float *)(a + 6144), 0, (float *)(a + 57344));
     mlxr_barrier(w);
     // layers.0.attention.out
     MLXR_COUNT(3, 1, 4);
@@ -115,11 +115,11 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.attention.cache_write
     MLXR_COUNT(7, 1, 8);
-    cache_write_f3b0c9c3(w, b, (float *)(a + 6144), 1);
+    cache_write_7050cdc8(w, b, (float *)(a + 6144), 1);
     mlxr_barrier(w);
     // layers.1.attention.attended
     MLXR_COUNT(8, 1, 9);
-    attend_prefill_617a2e00(w, b, (float *)(a + 6144), 1, (float *)(a + 57344));
+    attend_prefill_87051d83(w, b, (float *)(a + 6144), 1, (float *)(a + 57344));
     mlxr_barrier(w);
     // layers.1.attention.out
     MLXR_COUNT(3, 1, 10);

@@ -43,7 +43,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.attention.attended
     MLXR_COUNT(4, 0, 4);
-    attend_decode_6ed93dc9(w, b, (float *)(a + 13568), (float *)(a + 0), 0, (float *)(a + 1280));
+    attend_decode_84616112(w, b, (float *)(a + 13568), (float *)(a + 0), 0, (float *)(a + 1280));
     mlxr_barrier(w);
     // layers.0.mlp.gated
     MLXR_COUNT(5, 0, 5);
@@ -63,7 +63,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.attention.attended
     MLXR_COUNT(4, 0, 9);
-    attend_decode_6ed93dc9(w, b, (float *)(a + 19968), (float *)(a + 0), 1, (float *)(a + 512));
+    attend_decode_84616112(w, b, (float *)(a + 19968), (float *)(a + 0), 1, (float *)(a + 512));
     mlxr_barrier(w);
     // layers.1.mlp.gated
     MLXR_COUNT(5, 0, 10);
@@ -103,11 +103,11 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.attention.cache_write
     MLXR_COUNT(8, 1, 4);
-    cache_write_65ce1119(w, b, (float *)(a + 108544), (float *)(a + 0), 0);
+    cache_write_e628052e(w, b, (float *)(a + 108544), (float *)(a + 0), 0);
     mlxr_barrier(w);
     // layers.0.attention.attended
     MLXR_COUNT(9, 1, 5);
-    attend_prefill_eb27db56(w, b, (float *)(a + 108544), (float *)(a + 0), 0, (float *)(a + 10240));
+    attend_prefill_e238605b(w, b, (float *)(a + 108544), (float *)(a + 0), 0, (float *)(a + 10240));
     mlxr_barrier(w);
     // layers.0.attention.out
     MLXR_COUNT(10, 1, 6);
@@ -131,11 +131,11 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.attention.cache_write
     MLXR_COUNT(8, 1, 11);
-    cache_write_65ce1119(w, b, (float *)(a + 108544), (float *)(a + 0), 1);
+    cache_write_e628052e(w, b, (float *)(a + 108544), (float *)(a + 0), 1);
     mlxr_barrier(w);
     // layers.1.attention.attended
     MLXR_COUNT(9, 1, 12);
-    attend_prefill_eb27db56(w, b, (float *)(a + 108544), (float *)(a + 0), 1, (float *)(a + 10240));
+    attend_prefill_e238605b(w, b, (float *)(a + 108544), (float *)(a + 0), 1, (float *)(a + 10240));
     mlxr_barrier(w);
     // layers.1.attention.out
     MLXR_COUNT(10, 1, 13);

@@ -9,17 +9,17 @@
 // Source: FlashAttention-2 (Dao 2023), with K and V gathered through the block table.
 //   qkv         [tokens, 400] f32: 6 query, 2 key, 2 value heads of 40
 //   rope_table  [tokens, 40] f32: cosines, then sines
-//   K, V        [3, 2, 16, 2, 44] q8
+//   K, V        [blocks, 2, 16, 2, 44] q8
 //   out         [tokens, 240] f32
 
 // Query tokens [first, last) of a sequence, of which the first has `position`, and KV heads from `head` on.
 typedef struct {
     int seq, head, heads, first, last, position, begin;
-} attend_prefill_576397ad_item;
+} attend_prefill_9cf1b026_item;
 
 // Columns [column, column + 16) of an item as rows [16][48]. Columns past the last query are zeros, with the last
 // token's position.
-static void attend_prefill_576397ad_queries(const attend_prefill_576397ad_item *item, int column, const float *qkv, const float *rope_table, float *rows,
+static void attend_prefill_9cf1b026_queries(const attend_prefill_9cf1b026_item *item, int column, const float *qkv, const float *rope_table, float *rows,
         int32_t *positions) {
     for (int i = 0; i < 16; i++) {
         const int t = item->first + (column + i) / 3, h = item->head * 3 + (column + i) % 3;
@@ -32,7 +32,7 @@ static void attend_prefill_576397ad_queries(const attend_prefill_576397ad_item *
 }
 
 // Values [40][96] over their sums, to the heads' places.
-static void attend_prefill_576397ad_results(const attend_prefill_576397ad_item *item, const float *values, float *sums, float *out) {
+static void attend_prefill_9cf1b026_results(const attend_prefill_9cf1b026_item *item, const float *values, float *sums, float *out) {
     const int queried = (item->last - item->first) * 3;
     for (int column = 0; column < queried; column += 16) {
         float *to[16];
@@ -45,10 +45,10 @@ static void attend_prefill_576397ad_results(const attend_prefill_576397ad_item *
     }
 }
 
-enum { attend_prefill_576397ad_keys = 64, attend_prefill_576397ad_reading = 0 };
+enum { attend_prefill_9cf1b026_keys = 64, attend_prefill_9cf1b026_reading = 0 };
 
 // An item of few columns.
-static void attend_prefill_576397ad_few(mlxr_worker *w, const mlxr_batch *b, const attend_prefill_576397ad_item *item, const float *qkv, const float *rope_table,
+static void attend_prefill_9cf1b026_few(mlxr_worker *w, const mlxr_batch *b, const attend_prefill_9cf1b026_item *item, const float *qkv, const float *rope_table,
         int layer, float *out) {
     float *const rows = (float *)(w->scratch + 0);  // [16, 48]
     float *const queries = (float *)(w->scratch + 3072);  // [48, 96]
@@ -64,7 +64,7 @@ static void attend_prefill_576397ad_few(mlxr_worker *w, const mlxr_batch *b, con
     const uint8_t *v_rows = w->model->stores[1] + (size_t)layer * 1408u + item->head * 44;
     const int32_t *table = NULL;
     const int columns = (item->last - item->first) * 3;
-    attend_prefill_576397ad_queries(item, 0, qkv, rope_table, rows, positions);
+    attend_prefill_9cf1b026_queries(item, 0, qkv, rope_table, rows, positions);
     for (int i = 0; i < columns; i++) maxima[i] = MLXR_LOWEST, sums[i] = 0.0f;
     memset(values, 0, MLXR_FEW_QUERIES * 192);
 
@@ -93,7 +93,7 @@ static void attend_prefill_576397ad_few(mlxr_worker *w, const mlxr_batch *b, con
     }
 }
 
-static void attend_prefill_576397ad_attend(mlxr_worker *w, const mlxr_batch *b, const attend_prefill_576397ad_item *item, const float *qkv, const float *rope_table,
+static void attend_prefill_9cf1b026_attend(mlxr_worker *w, const mlxr_batch *b, const attend_prefill_9cf1b026_item *item, const float *qkv, const float *rope_table,
         int layer, float *out) {
     float *const rows = (float *)(w->scratch + 0);  // [16, 48]
     float *const queries = (float *)(w->scratch + 3072);  // [48, 96]
@@ -110,11 +110,11 @@ static void attend_prefill_576397ad_attend(mlxr_worker *w, const mlxr_batch *b, 
     const int32_t *table = NULL;
     const int queried = (item->last - item->first) * 3, columns = (queried + 15) / 16 * 16;
     if (queried <= MLXR_FEW_QUERIES) {
-        attend_prefill_576397ad_few(w, b, item, qkv, rope_table, layer, out);
+        attend_prefill_9cf1b026_few(w, b, item, qkv, rope_table, layer, out);
         return;
     }
     for (int i = 0; i < columns; i += 16) {
-        attend_prefill_576397ad_queries(item, i, qkv, rope_table, rows, positions);
+        attend_prefill_9cf1b026_queries(item, i, qkv, rope_table, rows, positions);
         attend_turn(queries + i, 96, rows, 48);
     }
     for (int i = 0; i < columns; i++) maxima[i] = MLXR_LOWEST, sums[i] = 0.0f;
@@ -134,11 +134,11 @@ static void attend_prefill_576397ad_attend(mlxr_worker *w, const mlxr_batch *b, 
         attend_product(values, keep, keys, 1, 48, scores, 96, count, 40, columns);
     }
 
-    attend_prefill_576397ad_results(item, values, sums, out);
+    attend_prefill_9cf1b026_results(item, values, sums, out);
 }
 
 // The tile of a sequence's query tokens from `first` on, and what an item of it costs: keys times columns.
-static int64_t attend_prefill_576397ad_tile(const mlxr_batch *b, int seq, int first, attend_prefill_576397ad_item *item) {
+static int64_t attend_prefill_9cf1b026_tile(const mlxr_batch *b, int seq, int first, attend_prefill_9cf1b026_item *item) {
     const int start = b->query_start[seq], stop = b->query_start[seq + 1];
     item->seq = seq;
     item->first = first;
@@ -146,25 +146,25 @@ static int64_t attend_prefill_576397ad_tile(const mlxr_batch *b, int seq, int fi
     item->position = b->context_lens[seq] - (stop - start) + (first - start);
     item->begin = 0;
     const int keys = item->position + item->last - item->first - item->begin;
-    return (int64_t)(keys + 16) * (attend_prefill_576397ad_reading + ((item->last - item->first) * 3 + 15) / 16);
+    return (int64_t)(keys + 16) * (attend_prefill_9cf1b026_reading + ((item->last - item->first) * 3 + 15) / 16);
 }
 
-static void attend_prefill_576397ad(mlxr_worker *w, const mlxr_batch *b, const float *qkv, const float *rope_table, int layer, float *out) {
-    attend_prefill_576397ad_item item;
+static void attend_prefill_9cf1b026(mlxr_worker *w, const mlxr_batch *b, const float *qkv, const float *rope_table, int layer, float *out) {
+    attend_prefill_9cf1b026_item item;
     int64_t all = 0, done = 0;
     for (int seq = 0; seq < b->seqs; seq++)
         for (int t = b->query_start[seq]; t < b->query_start[seq + 1]; t += 32)
-            all += 2 * attend_prefill_576397ad_tile(b, seq, t, &item);
+            all += 2 * attend_prefill_9cf1b026_tile(b, seq, t, &item);
     for (int seq = 0; seq < b->seqs; seq++) {
         int next = 0;  // the first head that is not yet in an item
         for (int head = 0; head < 2; head++)
             for (int t = b->query_start[seq]; t < b->query_start[seq + 1]; t += 32) {
-                const int64_t cost = attend_prefill_576397ad_tile(b, seq, t, &item);
+                const int64_t cost = attend_prefill_9cf1b026_tile(b, seq, t, &item);
                 // The thread in whose share of all cost the item's middle lies.
                 if (head >= next && (2 * done + cost) * w->threads / (2 * all) == w->tid) {
                     item.head = head;
                     item.heads = 1;
-                    attend_prefill_576397ad_attend(w, b, &item, qkv, rope_table, layer, out);
+                    attend_prefill_9cf1b026_attend(w, b, &item, qkv, rope_table, layer, out);
                 }
                 done += cost;
             }

@@ -1,8 +1,8 @@
 // Prefill: K is rotated, then K and V of each token go to the token's slot. Threads split the tokens.
 //   qkv         [tokens, 400] f32: 6 query, 2 key, 2 value heads of 40
 //   rope_table  [tokens, 40] f32: cosines, then sines
-//   K, V        [3, 2, 16, 2, 44] q8
-static void cache_write_3f9634cd(mlxr_worker *w, const mlxr_batch *b, const float *qkv, const float *rope_table, int layer) {
+//   K, V        [blocks, 2, 16, 2, 44] q8
+static void cache_write_eae1d036(mlxr_worker *w, const mlxr_batch *b, const float *qkv, const float *rope_table, int layer) {
     int first, last;
     mlxr_share(w, b->tokens, &first, &last);
     for (int t = first; t < last; t++) {

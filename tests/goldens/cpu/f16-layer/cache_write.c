@@ -1,8 +1,8 @@
 // Prefill: K is rotated, then K and V of each token go to the token's slot. Threads split the tokens.
 //   qkv         [tokens, 640] f32: 8 query, 1 key, 1 value heads of 64
 //   rope_table  [tokens, 64] f32: cosines, then sines
-//   K, V        [2, 160, 1, 1, 64] f16
-static void cache_write_4d8e9e1f(mlxr_worker *w, const mlxr_batch *b, const float *qkv, const float *rope_table, int layer) {
+//   K, V        [2, blocks, 1, 1, 64] f16
+static void cache_write_b29dea84(mlxr_worker *w, const mlxr_batch *b, const float *qkv, const float *rope_table, int layer) {
     int first, last;
     mlxr_share(w, b->tokens, &first, &last);
     for (int t = first; t < last; t++) {

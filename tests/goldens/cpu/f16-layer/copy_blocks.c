@@ -1,8 +1,8 @@
 // Copy-on-write: copies whole blocks of a group, in every store and layer, before the step that writes into the copies.
 //   pairs   [count, 2] i32: source and target block, copied in order
-//   stores[0]  [2, 160, 1, 1, 64] f16, of group 0
-//   stores[1]  [2, 160, 1, 1, 64] f16, of group 0
-static void copy_blocks_ddbd4274(mlxr_model *m, int group, const int32_t *pairs, int count) {
+//   stores[0]  [2, blocks, 1, 1, 64] f16, of group 0
+//   stores[1]  [2, blocks, 1, 1, 64] f16, of group 0
+static void copy_blocks_3c94dec9(mlxr_model *m, int group, const int32_t *pairs, int count) {
     static const struct {
         int store, group, layers;
         size_t block_stride, layer_stride, bytes;

@@ -1,8 +1,8 @@
 // Prefill: K is rotated, then K and V of each token go to the token's slot. Threads split the tokens.
 //   qkv         [tokens, 400] f32: 6 query, 2 key, 2 value heads of 40
 //   rope_table  [tokens, 40] f32: cosines, then sines
-//   K, V        [40, 2, 4, 2, 40] f32
-static void cache_write_9e689b3a(mlxr_worker *w, const mlxr_batch *b, const float *qkv, const float *rope_table, int layer) {
+//   K, V        [blocks, 2, 4, 2, 40] f32
+static void cache_write_9a9f0583(mlxr_worker *w, const mlxr_batch *b, const float *qkv, const float *rope_table, int layer) {
     int first, last;
     mlxr_share(w, b->tokens, &first, &last);
     for (int t = first; t < last; t++) {

@@ -39,7 +39,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.attention.attended
     MLXR_COUNT(3, 0, 3);
-    attend_decode_304bfad5(w, b, (float *)(a + 1536), (float *)(a + 0), 0, (float *)(a + 7936));
+    attend_decode_e4e3e4c2(w, b, (float *)(a + 1536), (float *)(a + 0), 0, (float *)(a + 7936));
     mlxr_barrier(w);
     // layers.0.attention.out
     MLXR_COUNT(4, 0, 4);
@@ -59,7 +59,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.attention.attended
     MLXR_COUNT(3, 0, 8);
-    attend_decode_304bfad5(w, b, (float *)(a + 1536), (float *)(a + 0), 1, (float *)(a + 7936));
+    attend_decode_e4e3e4c2(w, b, (float *)(a + 1536), (float *)(a + 0), 1, (float *)(a + 7936));
     mlxr_barrier(w);
     // layers.1.attention.out
     MLXR_COUNT(4, 0, 9);
@@ -99,11 +99,11 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.attention.cache_write
     MLXR_COUNT(8, 1, 3);
-    cache_write_9e689b3a(w, b, (float *)(a + 11264), (float *)(a + 0), 0);
+    cache_write_9a9f0583(w, b, (float *)(a + 11264), (float *)(a + 0), 0);
     mlxr_barrier(w);
     // layers.0.attention.attended
     MLXR_COUNT(9, 1, 4);
-    attend_prefill_86d553a7(w, b, (float *)(a + 11264), (float *)(a + 0), 0, (float *)(a + 62464));
+    attend_prefill_9225155d(w, b, (float *)(a + 11264), (float *)(a + 0), 0, (float *)(a + 62464));
     mlxr_barrier(w);
     // layers.0.attention.out
     MLXR_COUNT(4, 1, 5);
@@ -123,11 +123,11 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.attention.cache_write
     MLXR_COUNT(8, 1, 9);
-    cache_write_9e689b3a(w, b, (float *)(a + 11264), (float *)(a + 0), 1);
+    cache_write_9a9f0583(w, b, (float *)(a + 11264), (float *)(a + 0), 1);
     mlxr_barrier(w);
     // layers.1.attention.attended
     MLXR_COUNT(9, 1, 10);
-    attend_prefill_86d553a7(w, b, (float *)(a + 11264), (float *)(a + 0), 1, (float *)(a + 62464));
+    attend_prefill_9225155d(w, b, (float *)(a + 11264), (float *)(a + 0), 1, (float *)(a + 62464));
     mlxr_barrier(w);
     // layers.1.attention.out
     MLXR_COUNT(4, 1, 11);

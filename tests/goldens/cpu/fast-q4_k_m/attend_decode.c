@@ -8,20 +8,20 @@
 // The thread that has a sequence's last keys stores the new token's K and V first; no other reads them.
 //   qkv         [tokens, 384] f32: 8 query, 2 key, 2 value heads of 32
 //   rope_table  [tokens, 32] f32: cosines, then sines
-//   K, V        [40, 2, 4, 2, 32] f32
+//   K, V        [blocks, 2, 4, 2, 32] f32
 //   out         [tokens, 256] f32
 
 // Keys that a sequence sees: [first, context_len).
-static inline int attend_decode_02573227_first(const mlxr_batch *b, int seq) {
+static inline int attend_decode_4d3a8ee6_first(const mlxr_batch *b, int seq) {
     return 0;
 }
 
-static inline int attend_decode_02573227_units(const mlxr_batch *b, int seq) {
-    return (b->context_lens[seq] - attend_decode_02573227_first(b, seq) + 15) / 16;
+static inline int attend_decode_4d3a8ee6_units(const mlxr_batch *b, int seq) {
+    return (b->context_lens[seq] - attend_decode_4d3a8ee6_first(b, seq) + 15) / 16;
 }
 
 // K and V of a sequence's new token, of some KV heads, into the arena.
-static void attend_decode_02573227_store(mlxr_worker *w, const mlxr_batch *b, int seq, int first_head, int last_head, const float *qkv,
+static void attend_decode_4d3a8ee6_store(mlxr_worker *w, const mlxr_batch *b, int seq, int first_head, int last_head, const float *qkv,
         const float *rope_table, int layer) {
     const float *keys = qkv + (size_t)seq * 384 + 256;
     const float *rotation = rope_table + (size_t)seq * 32;
@@ -36,7 +36,7 @@ static void attend_decode_02573227_store(mlxr_worker *w, const mlxr_batch *b, in
 
 // Attention of a sequence's new token to its keys [first, last), of some KV heads: sums weighted by 2^(score - maximum)
 // into partial result `part` of this thread's scratch.
-static void attend_decode_02573227_attend(mlxr_worker *w, const mlxr_batch *b, int seq, int first, int last, int first_head, int last_head,
+static void attend_decode_4d3a8ee6_attend(mlxr_worker *w, const mlxr_batch *b, int seq, int first, int last, int first_head, int last_head,
         const float *qkv, const float *rope_table, int layer, int part) {
     float *const queries = (float *)(w->scratch + 0);  // [8, 32]
     float *const values = (float *)(w->scratch + 1024);  // [2, 8, 32]
@@ -79,7 +79,7 @@ static void attend_decode_02573227_attend(mlxr_worker *w, const mlxr_batch *b, i
 
 // Results of some query heads of a sequence, from the partial results of threads [first, last]. `first_part` is the first
 // one's; every other thread's range begins with this sequence.
-static void attend_decode_02573227_finish(mlxr_worker *w, int seq, int first_head, int last_head, int first, int last, int first_part,
+static void attend_decode_4d3a8ee6_finish(mlxr_worker *w, int seq, int first_head, int last_head, int first, int last, int first_part,
         float *out) {
     for (int h = first_head; h < last_head; h++) {
         float *result = out + (size_t)seq * 256 + h * 32;
@@ -103,31 +103,31 @@ static void attend_decode_02573227_finish(mlxr_worker *w, int seq, int first_hea
     }
 }
 
-static void attend_decode_02573227(mlxr_worker *w, const mlxr_batch *b, const float *qkv, const float *rope_table, int layer, float *out) {
+static void attend_decode_4d3a8ee6(mlxr_worker *w, const mlxr_batch *b, const float *qkv, const float *rope_table, int layer, float *out) {
     int64_t units = 0;
-    for (int seq = 0; seq < b->seqs; seq++) units += attend_decode_02573227_units(b, seq);
+    for (int seq = 0; seq < b->seqs; seq++) units += attend_decode_4d3a8ee6_units(b, seq);
     if (w->threads > 1 && units < (int64_t)8 * w->threads) {
         int item, last;
         mlxr_share(w, b->seqs * 2, &item, &last);
         for (; item < last; item++) {
             const int seq = item / 2, head = item % 2;
-            attend_decode_02573227_store(w, b, seq, head, head + 1, qkv, rope_table, layer);
-            attend_decode_02573227_attend(w, b, seq, attend_decode_02573227_first(b, seq), b->context_lens[seq], head, head + 1, qkv, rope_table, layer, 0);
-            attend_decode_02573227_finish(w, seq, head * 4, (head + 1) * 4, w->tid, w->tid, 0, out);
+            attend_decode_4d3a8ee6_store(w, b, seq, head, head + 1, qkv, rope_table, layer);
+            attend_decode_4d3a8ee6_attend(w, b, seq, attend_decode_4d3a8ee6_first(b, seq), b->context_lens[seq], head, head + 1, qkv, rope_table, layer, 0);
+            attend_decode_4d3a8ee6_finish(w, seq, head * 4, (head + 1) * 4, w->tid, w->tid, 0, out);
         }
         return;
     }
     const int64_t first = units * w->tid / w->threads, last = units * (w->tid + 1) / w->threads;
     int64_t start = 0;
     for (int seq = 0; seq < b->seqs; seq++) {
-        const int64_t end = start + attend_decode_02573227_units(b, seq);
+        const int64_t end = start + attend_decode_4d3a8ee6_units(b, seq);
         if (first < end && last > start) {
-            const int part = first < start, origin = attend_decode_02573227_first(b, seq), length = b->context_lens[seq];
+            const int part = first < start, origin = attend_decode_4d3a8ee6_first(b, seq), length = b->context_lens[seq];
             const int from = first > start ? origin + 16 * (int)(first - start) : origin;
             const int to = last < end ? origin + 16 * (int)(last - start) : length;
-            if (to == length) attend_decode_02573227_store(w, b, seq, 0, 2, qkv, rope_table, layer);
-            attend_decode_02573227_attend(w, b, seq, from, to, 0, 2, qkv, rope_table, layer, part);
-            if (first <= start && last >= end) attend_decode_02573227_finish(w, seq, 0, 8, w->tid, w->tid, part, out);
+            if (to == length) attend_decode_4d3a8ee6_store(w, b, seq, 0, 2, qkv, rope_table, layer);
+            attend_decode_4d3a8ee6_attend(w, b, seq, from, to, 0, 2, qkv, rope_table, layer, part);
+            if (first <= start && last >= end) attend_decode_4d3a8ee6_finish(w, seq, 0, 8, w->tid, w->tid, part, out);
         }
         start = end;
     }
@@ -138,11 +138,11 @@ static void attend_decode_02573227(mlxr_worker *w, const mlxr_batch *b, const fl
     mlxr_share(w, 8, &first_head, &last_head);
     start = 0;
     for (int seq = 0; seq < b->seqs; seq++) {
-        const int64_t end = start + attend_decode_02573227_units(b, seq);
+        const int64_t end = start + attend_decode_4d3a8ee6_units(b, seq);
         // Thread t has units [units * t / threads, units * (t + 1) / threads).
         const int from = (int)(((start + 1) * w->threads - 1) / units), to = (int)((end * w->threads - 1) / units);
         if (from < to)
-            attend_decode_02573227_finish(w, seq, first_head, last_head, from, to, units * from / w->threads < start, out);
+            attend_decode_4d3a8ee6_finish(w, seq, first_head, last_head, from, to, units * from / w->threads < start, out);
         start = end;
     }
 }

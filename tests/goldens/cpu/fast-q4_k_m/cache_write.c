@@ -1,8 +1,8 @@
 // Prefill: K is rotated, then K and V of each token go to the token's slot. Threads split the tokens.
 //   qkv         [tokens, 384] f32: 8 query, 2 key, 2 value heads of 32
 //   rope_table  [tokens, 32] f32: cosines, then sines
-//   K, V        [40, 2, 4, 2, 32] f32
-static void cache_write_496ff643(mlxr_worker *w, const mlxr_batch *b, const float *qkv, const float *rope_table, int layer) {
+//   K, V        [blocks, 2, 4, 2, 32] f32
+static void cache_write_c0ac821a(mlxr_worker *w, const mlxr_batch *b, const float *qkv, const float *rope_table, int layer) {
     int first, last;
     mlxr_share(w, b->tokens, &first, &last);
     for (int t = first; t < last; t++) {

@@ -39,7 +39,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.attention.attended
     MLXR_COUNT(3, 0, 3);
-    attend_decode_02573227(w, b, (float *)(a + 4608), (float *)(a + 0), 0, (float *)(a + 10752));
+    attend_decode_4d3a8ee6(w, b, (float *)(a + 4608), (float *)(a + 0), 0, (float *)(a + 10752));
     mlxr_barrier(w);
     // layers.0.attention.out
     MLXR_COUNT(4, 0, 4);
@@ -59,7 +59,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.attention.attended
     MLXR_COUNT(3, 0, 8);
-    attend_decode_02573227(w, b, (float *)(a + 4608), (float *)(a + 0), 1, (float *)(a + 10752));
+    attend_decode_4d3a8ee6(w, b, (float *)(a + 4608), (float *)(a + 0), 1, (float *)(a + 10752));
     mlxr_barrier(w);
     // layers.1.attention.out
     MLXR_COUNT(4, 0, 9);
@@ -99,11 +99,11 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.attention.cache_write
     MLXR_COUNT(8, 1, 3);
-    cache_write_496ff643(w, b, (float *)(a + 36864), (float *)(a + 0), 0);
+    cache_write_c0ac821a(w, b, (float *)(a + 36864), (float *)(a + 0), 0);
     mlxr_barrier(w);
     // layers.0.attention.attended
     MLXR_COUNT(9, 1, 4);
-    attend_prefill_70b873da(w, b, (float *)(a + 36864), (float *)(a + 0), 0, (float *)(a + 86016));
+    attend_prefill_0f6c12fb(w, b, (float *)(a + 36864), (float *)(a + 0), 0, (float *)(a + 86016));
     mlxr_barrier(w);
     // layers.0.attention.out
     MLXR_COUNT(4, 1, 5);
@@ -123,11 +123,11 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.attention.cache_write
     MLXR_COUNT(8, 1, 9);
-    cache_write_496ff643(w, b, (float *)(a + 36864), (float *)(a + 0), 1);
+    cache_write_c0ac821a(w, b, (float *)(a + 36864), (float *)(a + 0), 1);
     mlxr_barrier(w);
     // layers.1.attention.attended
     MLXR_COUNT(9, 1, 10);
-    attend_prefill_70b873da(w, b, (float *)(a + 36864), (float *)(a + 0), 1, (float *)(a + 86016));
+    attend_prefill_0f6c12fb(w, b, (float *)(a + 36864), (float *)(a + 0), 1, (float *)(a + 86016));
     mlxr_barrier(w);
     // layers.1.attention.out
     MLXR_COUNT(4, 1, 11);

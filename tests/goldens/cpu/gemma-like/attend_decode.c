@@ -9,23 +9,23 @@
 // The thread that has a sequence's last keys stores the new token's K and V first; no other reads them.
 //   qkv         [tokens, 192] f32: 4 query, 1 key, 1 value heads of 32
 //   rope_table  [tokens, 32] f32: cosines, then sines
-//   K, V        [40, 4, 4, 1, 32] f32
+//   K, V        [blocks, 4, 4, 1, 32] f32
 //   q_norm      [32] f32
 //   k_norm      [32] f32
 //   out         [tokens, 128] f32
 
 // Keys that a sequence sees: [first, context_len).
-static inline int attend_decode_8054b2b7_first(const mlxr_batch *b, int seq) {
+static inline int attend_decode_c7275e13_first(const mlxr_batch *b, int seq) {
     const int length = b->context_lens[seq];
     return length > 7 ? length - 7 : 0;
 }
 
-static inline int attend_decode_8054b2b7_units(const mlxr_batch *b, int seq) {
-    return (b->context_lens[seq] - attend_decode_8054b2b7_first(b, seq) + 15) / 16;
+static inline int attend_decode_c7275e13_units(const mlxr_batch *b, int seq) {
+    return (b->context_lens[seq] - attend_decode_c7275e13_first(b, seq) + 15) / 16;
 }
 
 // K and V of a sequence's new token, of some KV heads, into the arena.
-static void attend_decode_8054b2b7_store(mlxr_worker *w, const mlxr_batch *b, int seq, int first_head, int last_head, const float *qkv,
+static void attend_decode_c7275e13_store(mlxr_worker *w, const mlxr_batch *b, int seq, int first_head, int last_head, const float *qkv,
         const float *rope_table, int layer, const float *q_norm, const float *k_norm) {
     const float *keys = qkv + (size_t)seq * 192 + 128;
     const float *rotation = rope_table + (size_t)seq * 32;
@@ -42,7 +42,7 @@ static void attend_decode_8054b2b7_store(mlxr_worker *w, const mlxr_batch *b, in
 
 // Attention of a sequence's new token to its keys [first, last), of some KV heads: sums weighted by 2^(score - maximum)
 // into partial result `part` of this thread's scratch.
-static void attend_decode_8054b2b7_attend(mlxr_worker *w, const mlxr_batch *b, int seq, int first, int last, int first_head, int last_head,
+static void attend_decode_c7275e13_attend(mlxr_worker *w, const mlxr_batch *b, int seq, int first, int last, int first_head, int last_head,
         const float *qkv, const float *rope_table, int layer, const float *q_norm, const float *k_norm, int part) {
     float *const queries = (float *)(w->scratch + 0);  // [4, 32]
     float *const values = (float *)(w->scratch + 512);  // [2, 4, 32]
@@ -87,7 +87,7 @@ static void attend_decode_8054b2b7_attend(mlxr_worker *w, const mlxr_batch *b, i
 
 // Results of some query heads of a sequence, from the partial results of threads [first, last]. `first_part` is the first
 // one's; every other thread's range begins with this sequence.
-static void attend_decode_8054b2b7_finish(mlxr_worker *w, int seq, int first_head, int last_head, int first, int last, int first_part,
+static void attend_decode_c7275e13_finish(mlxr_worker *w, int seq, int first_head, int last_head, int first, int last, int first_part,
         float *out) {
     for (int h = first_head; h < last_head; h++) {
         float *result = out + (size_t)seq * 128 + h * 32;
@@ -111,31 +111,31 @@ static void attend_decode_8054b2b7_finish(mlxr_worker *w, int seq, int first_hea
     }
 }
 
-static void attend_decode_8054b2b7(mlxr_worker *w, const mlxr_batch *b, const float *qkv, const float *rope_table, int layer, const float *q_norm, const float *k_norm, float *out) {
+static void attend_decode_c7275e13(mlxr_worker *w, const mlxr_batch *b, const float *qkv, const float *rope_table, int layer, const float *q_norm, const float *k_norm, float *out) {
     int64_t units = 0;
-    for (int seq = 0; seq < b->seqs; seq++) units += attend_decode_8054b2b7_units(b, seq);
+    for (int seq = 0; seq < b->seqs; seq++) units += attend_decode_c7275e13_units(b, seq);
     if (w->threads > 1 && units < (int64_t)8 * w->threads) {
         int item, last;
         mlxr_share(w, b->seqs * 1, &item, &last);
         for (; item < last; item++) {
             const int seq = item / 1, head = item % 1;
-            attend_decode_8054b2b7_store(w, b, seq, head, head + 1, qkv, rope_table, layer, q_norm, k_norm);
-            attend_decode_8054b2b7_attend(w, b, seq, attend_decode_8054b2b7_first(b, seq), b->context_lens[seq], head, head + 1, qkv, rope_table, layer, q_norm, k_norm, 0);
-            attend_decode_8054b2b7_finish(w, seq, head * 4, (head + 1) * 4, w->tid, w->tid, 0, out);
+            attend_decode_c7275e13_store(w, b, seq, head, head + 1, qkv, rope_table, layer, q_norm, k_norm);
+            attend_decode_c7275e13_attend(w, b, seq, attend_decode_c7275e13_first(b, seq), b->context_lens[seq], head, head + 1, qkv, rope_table, layer, q_norm, k_norm, 0);
+            attend_decode_c7275e13_finish(w, seq, head * 4, (head + 1) * 4, w->tid, w->tid, 0, out);
         }
         return;
     }
     const int64_t first = units * w->tid / w->threads, last = units * (w->tid + 1) / w->threads;
     int64_t start = 0;
     for (int seq = 0; seq < b->seqs; seq++) {
-        const int64_t end = start + attend_decode_8054b2b7_units(b, seq);
+        const int64_t end = start + attend_decode_c7275e13_units(b, seq);
         if (first < end && last > start) {
-            const int part = first < start, origin = attend_decode_8054b2b7_first(b, seq), length = b->context_lens[seq];
+            const int part = first < start, origin = attend_decode_c7275e13_first(b, seq), length = b->context_lens[seq];
             const int from = first > start ? origin + 16 * (int)(first - start) : origin;
             const int to = last < end ? origin + 16 * (int)(last - start) : length;
-            if (to == length) attend_decode_8054b2b7_store(w, b, seq, 0, 1, qkv, rope_table, layer, q_norm, k_norm);
-            attend_decode_8054b2b7_attend(w, b, seq, from, to, 0, 1, qkv, rope_table, layer, q_norm, k_norm, part);
-            if (first <= start && last >= end) attend_decode_8054b2b7_finish(w, seq, 0, 4, w->tid, w->tid, part, out);
+            if (to == length) attend_decode_c7275e13_store(w, b, seq, 0, 1, qkv, rope_table, layer, q_norm, k_norm);
+            attend_decode_c7275e13_attend(w, b, seq, from, to, 0, 1, qkv, rope_table, layer, q_norm, k_norm, part);
+            if (first <= start && last >= end) attend_decode_c7275e13_finish(w, seq, 0, 4, w->tid, w->tid, part, out);
         }
         start = end;
     }
@@ -146,11 +146,11 @@ static void attend_decode_8054b2b7(mlxr_worker *w, const mlxr_batch *b, const fl
     mlxr_share(w, 4, &first_head, &last_head);
     start = 0;
     for (int seq = 0; seq < b->seqs; seq++) {
-        const int64_t end = start + attend_decode_8054b2b7_units(b, seq);
+        const int64_t end = start + attend_decode_c7275e13_units(b, seq);
         // Thread t has units [units * t / threads, units * (t + 1) / threads).
         const int from = (int)(((start + 1) * w->threads - 1) / units), to = (int)((end * w->threads - 1) / units);
         if (from < to)
-            attend_decode_8054b2b7_finish(w, seq, first_head, last_head, from, to, units * from / w->threads < start, out);
+            attend_decode_c7275e13_finish(w, seq, first_head, last_head, from, to, units * from / w->threads < start, out);
         start = end;
     }
 }

@@ -1,8 +1,8 @@
 // Prefill: K is rotated, then K and V of each token go to the token's slot. Threads split the tokens.
 //   qkv         [tokens, 192] f32: 4 query, 1 key, 1 value heads of 32
 //   rope_table  [tokens, 32] f32: cosines, then sines
-//   K, V        [40, 4, 4, 1, 32] f32
-static void cache_write_5c260397(mlxr_worker *w, const mlxr_batch *b, const float *qkv, const float *rope_table, int layer) {
+//   K, V        [blocks, 4, 4, 1, 32] f32
+static void cache_write_c4815d36(mlxr_worker *w, const mlxr_batch *b, const float *qkv, const float *rope_table, int layer) {
     int first, last;
     mlxr_share(w, b->tokens, &first, &last);
     for (int t = first; t < last; t++) {

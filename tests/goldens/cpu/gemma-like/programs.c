@@ -43,7 +43,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.attention.attended
     MLXR_COUNT(4, 0, 4);
-    attend_decode_8054b2b7(w, b, (float *)(a + 1792), (float *)(a + 0), 0, (const float *)t[2], (const float *)t[3], (float *)(a + 4864));
+    attend_decode_c7275e13(w, b, (float *)(a + 1792), (float *)(a + 0), 0, (const float *)t[2], (const float *)t[3], (float *)(a + 4864));
     mlxr_barrier(w);
     // layers.0.attention.o_projected
     MLXR_COUNT(5, 0, 5);
@@ -63,7 +63,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.attention.attended
     MLXR_COUNT(4, 0, 9);
-    attend_decode_8054b2b7(w, b, (float *)(a + 4864), (float *)(a + 0), 1, (const float *)t[10], (const float *)t[11], (float *)(a + 2560));
+    attend_decode_c7275e13(w, b, (float *)(a + 4864), (float *)(a + 0), 1, (const float *)t[10], (const float *)t[11], (float *)(a + 2560));
     mlxr_barrier(w);
     // layers.1.attention.o_projected
     MLXR_COUNT(5, 0, 10);
@@ -83,7 +83,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.2.attention.attended
     MLXR_COUNT(9, 0, 14);
-    attend_decode_f67ca696(w, b, (float *)(a + 4864), (float *)(a + 512), 2, (const float *)t[18], (const float *)t[19], (float *)(a + 2560));
+    attend_decode_828c5b59(w, b, (float *)(a + 4864), (float *)(a + 512), 2, (const float *)t[18], (const float *)t[19], (float *)(a + 2560));
     mlxr_barrier(w);
     // layers.2.attention.o_projected
     MLXR_COUNT(5, 0, 15);
@@ -103,7 +103,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.3.attention.attended
     MLXR_COUNT(4, 0, 19);
-    attend_decode_8054b2b7(w, b, (float *)(a + 4864), (float *)(a + 0), 3, (const float *)t[26], (const float *)t[27], (float *)(a + 2048));
+    attend_decode_c7275e13(w, b, (float *)(a + 4864), (float *)(a + 0), 3, (const float *)t[26], (const float *)t[27], (float *)(a + 2048));
     mlxr_barrier(w);
     // layers.3.attention.o_projected
     MLXR_COUNT(5, 0, 20);
@@ -151,11 +151,11 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.attention.cache_write
     MLXR_COUNT(12, 1, 5);
-    cache_write_5c260397(w, b, (float *)(a + 38912), (float *)(a + 0), 0);
+    cache_write_c4815d36(w, b, (float *)(a + 38912), (float *)(a + 0), 0);
     mlxr_barrier(w);
     // layers.0.attention.attended
     MLXR_COUNT(13, 1, 6);
-    attend_prefill_0a786c77(w, b, (float *)(a + 38912), (float *)(a + 0), 0, (float *)(a + 14336));
+    attend_prefill_4c92128b(w, b, (float *)(a + 38912), (float *)(a + 0), 0, (float *)(a + 14336));
     mlxr_barrier(w);
     // layers.0.attention.o_projected
     MLXR_COUNT(5, 1, 7);
@@ -187,11 +187,11 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.attention.cache_write
     MLXR_COUNT(12, 1, 14);
-    cache_write_5c260397(w, b, (float *)(a + 51200), (float *)(a + 0), 1);
+    cache_write_c4815d36(w, b, (float *)(a + 51200), (float *)(a + 0), 1);
     mlxr_barrier(w);
     // layers.1.attention.attended
     MLXR_COUNT(13, 1, 15);
-    attend_prefill_0a786c77(w, b, (float *)(a + 51200), (float *)(a + 0), 1, (float *)(a + 26624));
+    attend_prefill_4c92128b(w, b, (float *)(a + 51200), (float *)(a + 0), 1, (float *)(a + 26624));
     mlxr_barrier(w);
     // layers.1.attention.o_projected
     MLXR_COUNT(5, 1, 16);
@@ -223,11 +223,11 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.2.attention.cache_write
     MLXR_COUNT(12, 1, 23);
-    cache_write_5c260397(w, b, (float *)(a + 51200), (float *)(a + 4096), 2);
+    cache_write_c4815d36(w, b, (float *)(a + 51200), (float *)(a + 4096), 2);
     mlxr_barrier(w);
     // layers.2.attention.attended
     MLXR_COUNT(16, 1, 24);
-    attend_prefill_e5ce11fc(w, b, (float *)(a + 51200), (float *)(a + 4096), 2, (float *)(a + 26624));
+    attend_prefill_ad50735c(w, b, (float *)(a + 51200), (float *)(a + 4096), 2, (float *)(a + 26624));
     mlxr_barrier(w);
     // layers.2.attention.o_projected
     MLXR_COUNT(5, 1, 25);
@@ -259,11 +259,11 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.3.attention.cache_write
     MLXR_COUNT(12, 1, 32);
-    cache_write_5c260397(w, b, (float *)(a + 47104), (float *)(a + 0), 3);
+    cache_write_c4815d36(w, b, (float *)(a + 47104), (float *)(a + 0), 3);
     mlxr_barrier(w);
     // layers.3.attention.attended
     MLXR_COUNT(13, 1, 33);
-    attend_prefill_0a786c77(w, b, (float *)(a + 47104), (float *)(a + 0), 3, (float *)(a + 22528));
+    attend_prefill_4c92128b(w, b, (float *)(a + 47104), (float *)(a + 0), 3, (float *)(a + 22528));
     mlxr_barrier(w);
     // layers.3.attention.o_projected
     MLXR_COUNT(5, 1, 34);

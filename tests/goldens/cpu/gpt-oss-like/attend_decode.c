@@ -8,22 +8,22 @@
 // The thread that has a sequence's last keys stores the new token's K and V first; no other reads them.
 //   qkv         [tokens, 400] f32: 6 query, 2 key, 2 value heads of 40
 //   rope_table  [tokens, 40] f32: cosines, then sines
-//   K, V        [40, 4, 4, 2, 40] f32
+//   K, V        [blocks, 4, 4, 2, 40] f32
 //   sinks       [6] f32: one more logit of each query head
 //   out         [tokens, 240] f32
 
 // Keys that a sequence sees: [first, context_len).
-static inline int attend_decode_2f32d18d_first(const mlxr_batch *b, int seq) {
+static inline int attend_decode_29c10a1e_first(const mlxr_batch *b, int seq) {
     const int length = b->context_lens[seq];
     return length > 9 ? length - 9 : 0;
 }
 
-static inline int attend_decode_2f32d18d_units(const mlxr_batch *b, int seq) {
-    return (b->context_lens[seq] - attend_decode_2f32d18d_first(b, seq) + 15) / 16;
+static inline int attend_decode_29c10a1e_units(const mlxr_batch *b, int seq) {
+    return (b->context_lens[seq] - attend_decode_29c10a1e_first(b, seq) + 15) / 16;
 }
 
 // K and V of a sequence's new token, of some KV heads, into the arena.
-static void attend_decode_2f32d18d_store(mlxr_worker *w, const mlxr_batch *b, int seq, int first_head, int last_head, const float *qkv,
+static void attend_decode_29c10a1e_store(mlxr_worker *w, const mlxr_batch *b, int seq, int first_head, int last_head, const float *qkv,
         const float *rope_table, int layer) {
     const float *keys = qkv + (size_t)seq * 400 + 240;
     const float *rotation = rope_table + (size_t)seq * 40;
@@ -38,7 +38,7 @@ static void attend_decode_2f32d18d_store(mlxr_worker *w, const mlxr_batch *b, in
 
 // Attention of a sequence's new token to its keys [first, last), of some KV heads: sums weighted by 2^(score - maximum)
 // into partial result `part` of this thread's scratch.
-static void attend_decode_2f32d18d_attend(mlxr_worker *w, const mlxr_batch *b, int seq, int first, int last, int first_head, int last_head,
+static void attend_decode_29c10a1e_attend(mlxr_worker *w, const mlxr_batch *b, int seq, int first, int last, int first_head, int last_head,
         const float *qkv, const float *rope_table, int layer, int part) {
     float *const queries = (float *)(w->scratch + 0);  // [6, 48]
     float *const values = (float *)(w->scratch + 1152);  // [2, 6, 48]
@@ -82,7 +82,7 @@ static void attend_decode_2f32d18d_attend(mlxr_worker *w, const mlxr_batch *b, i
 // Results of some query heads of a sequence, from the partial results of threads [first, last]. `first_part` is the first
 // one's; every other thread's range begins with this sequence.
 // A head's sink is one more score, of a key without a value.
-static void attend_decode_2f32d18d_finish(mlxr_worker *w, int seq, int first_head, int last_head, int first, int last, int first_part,
+static void attend_decode_29c10a1e_finish(mlxr_worker *w, int seq, int first_head, int last_head, int first, int last, int first_part,
         const float *sinks, float *out) {
     for (int h = first_head; h < last_head; h++) {
         float *result = out + (size_t)seq * 240 + h * 40;
@@ -106,31 +106,31 @@ static void attend_decode_2f32d18d_finish(mlxr_worker *w, int seq, int first_hea
     }
 }
 
-static void attend_decode_2f32d18d(mlxr_worker *w, const mlxr_batch *b, const float *qkv, const float *rope_table, int layer, const float *sinks, float *out) {
+static void attend_decode_29c10a1e(mlxr_worker *w, const mlxr_batch *b, const float *qkv, const float *rope_table, int layer, const float *sinks, float *out) {
     int64_t units = 0;
-    for (int seq = 0; seq < b->seqs; seq++) units += attend_decode_2f32d18d_units(b, seq);
+    for (int seq = 0; seq < b->seqs; seq++) units += attend_decode_29c10a1e_units(b, seq);
     if (w->threads > 1 && units < (int64_t)8 * w->threads) {
         int item, last;
         mlxr_share(w, b->seqs * 2, &item, &last);
         for (; item < last; item++) {
             const int seq = item / 2, head = item % 2;
-            attend_decode_2f32d18d_store(w, b, seq, head, head + 1, qkv, rope_table, layer);
-            attend_decode_2f32d18d_attend(w, b, seq, attend_decode_2f32d18d_first(b, seq), b->context_lens[seq], head, head + 1, qkv, rope_table, layer, 0);
-            attend_decode_2f32d18d_finish(w, seq, head * 3, (head + 1) * 3, w->tid, w->tid, 0, sinks, out);
+            attend_decode_29c10a1e_store(w, b, seq, head, head + 1, qkv, rope_table, layer);
+            attend_decode_29c10a1e_attend(w, b, seq, attend_decode_29c10a1e_first(b, seq), b->context_lens[seq], head, head + 1, qkv, rope_table, layer, 0);
+            attend_decode_29c10a1e_finish(w, seq, head * 3, (head + 1) * 3, w->tid, w->tid, 0, sinks, out);
         }
         return;
     }
     const int64_t first = units * w->tid / w->threads, last = units * (w->tid + 1) / w->threads;
     int64_t start = 0;
     for (int seq = 0; seq < b->seqs; seq++) {
-        const int64_t end = start + attend_decode_2f32d18d_units(b, seq);
+        const int64_t end = start + attend_decode_29c10a1e_units(b, seq);
         if (first < end && last > start) {
-            const int part = first < start, origin = attend_decode_2f32d18d_first(b, seq), length = b->context_lens[seq];
+            const int part = first < start, origin = attend_decode_29c10a1e_first(b, seq), length = b->context_lens[seq];
             const int from = first > start ? origin + 16 * (int)(first - start) : origin;
             const int to = last < end ? origin + 16 * (int)(last - start) : length;
-            if (to == length) attend_decode_2f32d18d_store(w, b, seq, 0, 2, qkv, rope_table, layer);
-            attend_decode_2f32d18d_attend(w, b, seq, from, to, 0, 2, qkv, rope_table, layer, part);
-            if (first <= start && last >= end) attend_decode_2f32d18d_finish(w, seq, 0, 6, w->tid, w->tid, part, sinks, out);
+            if (to == length) attend_decode_29c10a1e_store(w, b, seq, 0, 2, qkv, rope_table, layer);
+            attend_decode_29c10a1e_attend(w, b, seq, from, to, 0, 2, qkv, rope_table, layer, part);
+            if (first <= start && last >= end) attend_decode_29c10a1e_finish(w, seq, 0, 6, w->tid, w->tid, part, sinks, out);
         }
         start = end;
     }
@@ -141,11 +141,11 @@ static void attend_decode_2f32d18d(mlxr_worker *w, const mlxr_batch *b, const fl
     mlxr_share(w, 6, &first_head, &last_head);
     start = 0;
     for (int seq = 0; seq < b->seqs; seq++) {
-        const int64_t end = start + attend_decode_2f32d18d_units(b, seq);
+        const int64_t end = start + attend_decode_29c10a1e_units(b, seq);
         // Thread t has units [units * t / threads, units * (t + 1) / threads).
         const int from = (int)(((start + 1) * w->threads - 1) / units), to = (int)((end * w->threads - 1) / units);
         if (from < to)
-            attend_decode_2f32d18d_finish(w, seq, first_head, last_head, from, to, units * from / w->threads < start, sinks, out);
+            attend_decode_29c10a1e_finish(w, seq, first_head, last_head, from, to, units * from / w->threads < start, sinks, out);
         start = end;
     }
 }

@@ -9,18 +9,18 @@
 // Source: FlashAttention-2 (Dao 2023), with K and V gathered through the block table.
 //   qkv         [tokens, 400] f32: 6 query, 2 key, 2 value heads of 40
 //   rope_table  [tokens, 40] f32: cosines, then sines
-//   K, V        [40, 4, 4, 2, 40] f32
+//   K, V        [blocks, 4, 4, 2, 40] f32
 //   sinks       [6] f32: one more logit of each query head
 //   out         [tokens, 240] f32
 
 // Query tokens [first, last) of a sequence, of which the first has `position`, and KV heads from `head` on.
 typedef struct {
     int seq, head, heads, first, last, position, begin;
-} attend_prefill_6ba9a453_item;
+} attend_prefill_f749afec_item;
 
 // Columns [column, column + 16) of an item as rows [16][48]. Columns past the last query are zeros, with the last
 // token's position.
-static void attend_prefill_6ba9a453_queries(const attend_prefill_6ba9a453_item *item, int column, const float *qkv, const float *rope_table, float *rows,
+static void attend_prefill_f749afec_queries(const attend_prefill_f749afec_item *item, int column, const float *qkv, const float *rope_table, float *rows,
         int32_t *positions) {
     for (int i = 0; i < 16; i++) {
         const int t = item->first + (column + i) / 3, h = item->head * 3 + (column + i) % 3;
@@ -33,7 +33,7 @@ static void attend_prefill_6ba9a453_queries(const attend_prefill_6ba9a453_item *
 }
 
 // Values [40][96] over their sums, to the heads' places.
-static void attend_prefill_6ba9a453_results(const attend_prefill_6ba9a453_item *item, const float *values, float *sums, float *out) {
+static void attend_prefill_f749afec_results(const attend_prefill_f749afec_item *item, const float *values, float *sums, float *out) {
     const int queried = (item->last - item->first) * 3;
     for (int column = 0; column < queried; column += 16) {
         float *to[16];
@@ -46,10 +46,10 @@ static void attend_prefill_6ba9a453_results(const attend_prefill_6ba9a453_item *
     }
 }
 
-enum { attend_prefill_6ba9a453_keys = 64, attend_prefill_6ba9a453_reading = 0 };
+enum { attend_prefill_f749afec_keys = 64, attend_prefill_f749afec_reading = 0 };
 
 // An item of few columns.
-static void attend_prefill_6ba9a453_few(mlxr_worker *w, const mlxr_batch *b, const attend_prefill_6ba9a453_item *item, const float *qkv, const float *rope_table,
+static void attend_prefill_f749afec_few(mlxr_worker *w, const mlxr_batch *b, const attend_prefill_f749afec_item *item, const float *qkv, const float *rope_table,
         int layer, const float *sinks, float *out) {
     float *const rows = (float *)(w->scratch + 0);  // [16, 48]
     float *const queries = (float *)(w->scratch + 3072);  // [48, 96]
@@ -65,7 +65,7 @@ static void attend_prefill_6ba9a453_few(mlxr_worker *w, const mlxr_batch *b, con
     const uint8_t *v_rows = w->model->stores[1] + (size_t)layer * 1280u + item->head * 160;
     const int32_t *table = b->groups[0].tables + (size_t)item->seq * b->groups[0].columns;
     const int columns = (item->last - item->first) * 3;
-    attend_prefill_6ba9a453_queries(item, 0, qkv, rope_table, rows, positions);
+    attend_prefill_f749afec_queries(item, 0, qkv, rope_table, rows, positions);
     for (int i = 0; i < columns; i++) maxima[i] = attend_sink(sinks[item->head * 3 + i % 3]), sums[i] = 1.0f;
     memset(values, 0, MLXR_FEW_QUERIES * 192);
 
@@ -94,7 +94,7 @@ static void attend_prefill_6ba9a453_few(mlxr_worker *w, const mlxr_batch *b, con
     }
 }
 
-static void attend_prefill_6ba9a453_attend(mlxr_worker *w, const mlxr_batch *b, const attend_prefill_6ba9a453_item *item, const float *qkv, const float *rope_table,
+static void attend_prefill_f749afec_attend(mlxr_worker *w, const mlxr_batch *b, const attend_prefill_f749afec_item *item, const float *qkv, const float *rope_table,
         int layer, const float *sinks, float *out) {
     float *const rows = (float *)(w->scratch + 0);  // [16, 48]
     float *const queries = (float *)(w->scratch + 3072);  // [48, 96]
@@ -111,11 +111,11 @@ static void attend_prefill_6ba9a453_attend(mlxr_worker *w, const mlxr_batch *b, 
     const int32_t *table = b->groups[0].tables + (size_t)item->seq * b->groups[0].columns;
     const int queried = (item->last - item->first) * 3, columns = (queried + 15) / 16 * 16;
     if (queried <= MLXR_FEW_QUERIES) {
-        attend_prefill_6ba9a453_few(w, b, item, qkv, rope_table, layer, sinks, out);
+        attend_prefill_f749afec_few(w, b, item, qkv, rope_table, layer, sinks, out);
         return;
     }
     for (int i = 0; i < columns; i += 16) {
-        attend_prefill_6ba9a453_queries(item, i, qkv, rope_table, rows, positions);
+        attend_prefill_f749afec_queries(item, i, qkv, rope_table, rows, positions);
         attend_turn(queries + i, 96, rows, 48);
     }
     for (int i = 0; i < columns; i++) maxima[i] = attend_sink(sinks[item->head * 3 + i % 3]), sums[i] = 1.0f;
@@ -135,11 +135,11 @@ static void attend_prefill_6ba9a453_attend(mlxr_worker *w, const mlxr_batch *b, 
         attend_product(values, keep, keys, 1, 48, scores, 96, count, 40, columns);
     }
 
-    attend_prefill_6ba9a453_results(item, values, sums, out);
+    attend_prefill_f749afec_results(item, values, sums, out);
 }
 
 // The tile of a sequence's query tokens from `first` on, and what an item of it costs: keys times columns.
-static int64_t attend_prefill_6ba9a453_tile(const mlxr_batch *b, int seq, int first, attend_prefill_6ba9a453_item *item) {
+static int64_t attend_prefill_f749afec_tile(const mlxr_batch *b, int seq, int first, attend_prefill_f749afec_item *item) {
     const int start = b->query_start[seq], stop = b->query_start[seq + 1];
     item->seq = seq;
     item->first = first;
@@ -147,25 +147,25 @@ static int64_t attend_prefill_6ba9a453_tile(const mlxr_batch *b, int seq, int fi
     item->position = b->context_lens[seq] - (stop - start) + (first - start);
     item->begin = 0;
     const int keys = item->position + item->last - item->first - item->begin;
-    return (int64_t)(keys + 16) * (attend_prefill_6ba9a453_reading + ((item->last - item->first) * 3 + 15) / 16);
+    return (int64_t)(keys + 16) * (attend_prefill_f749afec_reading + ((item->last - item->first) * 3 + 15) / 16);
 }
 
-static void attend_prefill_6ba9a453(mlxr_worker *w, const mlxr_batch *b, const float *qkv, const float *rope_table, int layer, const float *sinks, float *out) {
-    attend_prefill_6ba9a453_item item;
+static void attend_prefill_f749afec(mlxr_worker *w, const mlxr_batch *b, const float *qkv, const float *rope_table, int layer, const float *sinks, float *out) {
+    attend_prefill_f749afec_item item;
     int64_t all = 0, done = 0;
     for (int seq = 0; seq < b->seqs; seq++)
         for (int t = b->query_start[seq]; t < b->query_start[seq + 1]; t += 32)
-            all += 2 * attend_prefill_6ba9a453_tile(b, seq, t, &item);
+            all += 2 * attend_prefill_f749afec_tile(b, seq, t, &item);
     for (int seq = 0; seq < b->seqs; seq++) {
         int next = 0;  // the first head that is not yet in an item
         for (int head = 0; head < 2; head++)
             for (int t = b->query_start[seq]; t < b->query_start[seq + 1]; t += 32) {
-                const int64_t cost = attend_prefill_6ba9a453_tile(b, seq, t, &item);
+                const int64_t cost = attend_prefill_f749afec_tile(b, seq, t, &item);
                 // The thread in whose share of all cost the item's middle lies.
                 if (head >= next && (2 * done + cost) * w->threads / (2 * all) == w->tid) {
                     item.head = head;
                     item.heads = 1;
-                    attend_prefill_6ba9a453_attend(w, b, &item, qkv, rope_table, layer, sinks, out);
+                    attend_prefill_f749afec_attend(w, b, &item, qkv, rope_table, layer, sinks, out);
                 }
                 done += cost;
             }

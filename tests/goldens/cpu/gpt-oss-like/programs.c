@@ -39,7 +39,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.attention.attended
     MLXR_COUNT(3, 0, 3);
-    attend_decode_2f32d18d(w, b, (float *)(a + 1536), (float *)(a + 0), 0, (const float *)t[2], (float *)(a + 7936));
+    attend_decode_29c10a1e(w, b, (float *)(a + 1536), (float *)(a + 0), 0, (const float *)t[2], (float *)(a + 7936));
     mlxr_barrier(w);
     // layers.0.attention.out
     MLXR_COUNT(4, 0, 4);
@@ -63,7 +63,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.attention.attended
     MLXR_COUNT(8, 0, 9);
-    attend_decode_a50ccce3(w, b, (float *)(a + 4864), (float *)(a + 0), 1, (const float *)t[11], (float *)(a + 11264));
+    attend_decode_7717ee9c(w, b, (float *)(a + 4864), (float *)(a + 0), 1, (const float *)t[11], (float *)(a + 11264));
     mlxr_barrier(w);
     // layers.1.attention.out
     MLXR_COUNT(4, 0, 10);
@@ -87,7 +87,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.2.attention.attended
     MLXR_COUNT(3, 0, 15);
-    attend_decode_2f32d18d(w, b, (float *)(a + 4864), (float *)(a + 0), 2, (const float *)t[20], (float *)(a + 11264));
+    attend_decode_29c10a1e(w, b, (float *)(a + 4864), (float *)(a + 0), 2, (const float *)t[20], (float *)(a + 11264));
     mlxr_barrier(w);
     // layers.2.attention.out
     MLXR_COUNT(4, 0, 16);
@@ -111,7 +111,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.3.attention.attended
     MLXR_COUNT(8, 0, 21);
-    attend_decode_a50ccce3(w, b, (float *)(a + 4864), (float *)(a + 0), 3, (const float *)t[29], (float *)(a + 11264));
+    attend_decode_7717ee9c(w, b, (float *)(a + 4864), (float *)(a + 0), 3, (const float *)t[29], (float *)(a + 11264));
     mlxr_barrier(w);
     // layers.3.attention.out
     MLXR_COUNT(4, 0, 22);
@@ -155,11 +155,11 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.attention.cache_write
     MLXR_COUNT(10, 1, 3);
-    cache_write_237e0dc6(w, b, (float *)(a + 11264), (float *)(a + 0), 0);
+    cache_write_e2a1ebe2(w, b, (float *)(a + 11264), (float *)(a + 0), 0);
     mlxr_barrier(w);
     // layers.0.attention.attended
     MLXR_COUNT(11, 1, 4);
-    attend_prefill_b7aef399(w, b, (float *)(a + 11264), (float *)(a + 0), 0, (const float *)t[2], (float *)(a + 62464));
+    attend_prefill_903fac1a(w, b, (float *)(a + 11264), (float *)(a + 0), 0, (const float *)t[2], (float *)(a + 62464));
     mlxr_barrier(w);
     // layers.0.attention.out
     MLXR_COUNT(4, 1, 5);
@@ -187,11 +187,11 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.attention.cache_write
     MLXR_COUNT(10, 1, 11);
-    cache_write_237e0dc6(w, b, (float *)(a + 37888), (float *)(a + 0), 1);
+    cache_write_e2a1ebe2(w, b, (float *)(a + 37888), (float *)(a + 0), 1);
     mlxr_barrier(w);
     // layers.1.attention.attended
     MLXR_COUNT(14, 1, 12);
-    attend_prefill_6ba9a453(w, b, (float *)(a + 37888), (float *)(a + 0), 1, (const float *)t[11], (float *)(a + 89088));
+    attend_prefill_f749afec(w, b, (float *)(a + 37888), (float *)(a + 0), 1, (const float *)t[11], (float *)(a + 89088));
     mlxr_barrier(w);
     // layers.1.attention.out
     MLXR_COUNT(4, 1, 13);
@@ -219,11 +219,11 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.2.attention.cache_write
     MLXR_COUNT(10, 1, 19);
-    cache_write_237e0dc6(w, b, (float *)(a + 33024), (float *)(a + 0), 2);
+    cache_write_e2a1ebe2(w, b, (float *)(a + 33024), (float *)(a + 0), 2);
     mlxr_barrier(w);
     // layers.2.attention.attended
     MLXR_COUNT(11, 1, 20);
-    attend_prefill_b7aef399(w, b, (float *)(a + 33024), (float *)(a + 0), 2, (const float *)t[20], (float *)(a + 84224));
+    attend_prefill_903fac1a(w, b, (float *)(a + 33024), (float *)(a + 0), 2, (const float *)t[20], (float *)(a + 84224));
     mlxr_barrier(w);
     // layers.2.attention.out
     MLXR_COUNT(4, 1, 21);
@@ -251,11 +251,11 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.3.attention.cache_write
     MLXR_COUNT(10, 1, 27);
-    cache_write_237e0dc6(w, b, (float *)(a + 33024), (float *)(a + 0), 3);
+    cache_write_e2a1ebe2(w, b, (float *)(a + 33024), (float *)(a + 0), 3);
     mlxr_barrier(w);
     // layers.3.attention.attended
     MLXR_COUNT(14, 1, 28);
-    attend_prefill_6ba9a453(w, b, (float *)(a + 33024), (float *)(a + 0), 3, (const float *)t[29], (float *)(a + 84224));
+    attend_prefill_f749afec(w, b, (float *)(a + 33024), (float *)(a + 0), 3, (const float *)t[29], (float *)(a + 84224));
     mlxr_barrier(w);
     // layers.3.attention.out
     MLXR_COUNT(4, 1, 29);

@@ -6,21 +6,21 @@
 // heads on that KV head. Where there is much to read, threads share the keys of all sequences evenly, in units of 16; where
 // several threads share a sequence, each makes a partial result, and these are merged (split-KV, as in FlashDecoding).
 //   qkv         [tokens, 528] f32: 6 query heads of 88
-//   K, V        [40, 2, 4, 1, 88] f32
+//   K, V        [blocks, 2, 4, 1, 88] f32
 //   out         [tokens, 432] f32
 
 // Keys that a sequence sees: [first, context_len).
-static inline int attend_decode_52f0e59a_first(const mlxr_batch *b, int seq) {
+static inline int attend_decode_6148303a_first(const mlxr_batch *b, int seq) {
     return 0;
 }
 
-static inline int attend_decode_52f0e59a_units(const mlxr_batch *b, int seq) {
-    return (b->context_lens[seq] - attend_decode_52f0e59a_first(b, seq) + 15) / 16;
+static inline int attend_decode_6148303a_units(const mlxr_batch *b, int seq) {
+    return (b->context_lens[seq] - attend_decode_6148303a_first(b, seq) + 15) / 16;
 }
 
 // Attention of a sequence's new token to its keys [first, last), of some KV heads: sums weighted by 2^(score - maximum)
 // into partial result `part` of this thread's scratch.
-static void attend_decode_52f0e59a_attend(mlxr_worker *w, const mlxr_batch *b, int seq, int first, int last, int first_head, int last_head,
+static void attend_decode_6148303a_attend(mlxr_worker *w, const mlxr_batch *b, int seq, int first, int last, int first_head, int last_head,
         const float *qkv, const float *rope_table, int layer, int part) {
     float *const queries = (float *)(w->scratch + 0);  // [6, 96]
     float *const values = (float *)(w->scratch + 2304);  // [2, 6, 96]
@@ -63,7 +63,7 @@ static void attend_decode_52f0e59a_attend(mlxr_worker *w, const mlxr_batch *b, i
 
 // Results of some query heads of a sequence, from the partial results of threads [first, last]. `first_part` is the first
 // one's; every other thread's range begins with this sequence.
-static void attend_decode_52f0e59a_finish(mlxr_worker *w, int seq, int first_head, int last_head, int first, int last, int first_part,
+static void attend_decode_6148303a_finish(mlxr_worker *w, int seq, int first_head, int last_head, int first, int last, int first_part,
         float *out) {
     for (int h = first_head; h < last_head; h++) {
         float *result = out + (size_t)seq * 432 + h * 72;
@@ -87,20 +87,20 @@ static void attend_decode_52f0e59a_finish(mlxr_worker *w, int seq, int first_hea
     }
 }
 
-static void attend_decode_52f0e59a(mlxr_worker *w, const mlxr_batch *b, const float *qkv, int layer, float *out) {
+static void attend_decode_6148303a(mlxr_worker *w, const mlxr_batch *b, const float *qkv, int layer, float *out) {
     const float *const rope_table = qkv;  // nothing is rotated
     int64_t units = 0;
-    for (int seq = 0; seq < b->seqs; seq++) units += attend_decode_52f0e59a_units(b, seq);
+    for (int seq = 0; seq < b->seqs; seq++) units += attend_decode_6148303a_units(b, seq);
     const int64_t first = units * w->tid / w->threads, last = units * (w->tid + 1) / w->threads;
     int64_t start = 0;
     for (int seq = 0; seq < b->seqs; seq++) {
-        const int64_t end = start + attend_decode_52f0e59a_units(b, seq);
+        const int64_t end = start + attend_decode_6148303a_units(b, seq);
         if (first < end && last > start) {
-            const int part = first < start, origin = attend_decode_52f0e59a_first(b, seq), length = b->context_lens[seq];
+            const int part = first < start, origin = attend_decode_6148303a_first(b, seq), length = b->context_lens[seq];
             const int from = first > start ? origin + 16 * (int)(first - start) : origin;
             const int to = last < end ? origin + 16 * (int)(last - start) : length;
-            attend_decode_52f0e59a_attend(w, b, seq, from, to, 0, 1, qkv, rope_table, layer, part);
-            if (first <= start && last >= end) attend_decode_52f0e59a_finish(w, seq, 0, 6, w->tid, w->tid, part, out);
+            attend_decode_6148303a_attend(w, b, seq, from, to, 0, 1, qkv, rope_table, layer, part);
+            if (first <= start && last >= end) attend_decode_6148303a_finish(w, seq, 0, 6, w->tid, w->tid, part, out);
         }
         start = end;
     }
@@ -111,11 +111,11 @@ static void attend_decode_52f0e59a(mlxr_worker *w, const mlxr_batch *b, const fl
     mlxr_share(w, 6, &first_head, &last_head);
     start = 0;
     for (int seq = 0; seq < b->seqs; seq++) {
-        const int64_t end = start + attend_decode_52f0e59a_units(b, seq);
+        const int64_t end = start + attend_decode_6148303a_units(b, seq);
         // Thread t has units [units * t / threads, units * (t + 1) / threads).
         const int from = (int)(((start + 1) * w->threads - 1) / units), to = (int)((end * w->threads - 1) / units);
         if (from < to)
-            attend_decode_52f0e59a_finish(w, seq, first_head, last_head, from, to, units * from / w->threads < start, out);
+            attend_decode_6148303a_finish(w, seq, first_head, last_head, from, to, units * from / w->threads < start, out);
         start = end;
     }
 }

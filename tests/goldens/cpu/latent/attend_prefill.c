@@ -8,17 +8,17 @@
 // into steps, or on what else is in the batch.
 // Source: FlashAttention-2 (Dao 2023), with K and V gathered through the block table.
 //   qkv         [tokens, 528] f32: 6 query heads of 88
-//   K, V        [40, 2, 4, 1, 88] f32
+//   K, V        [blocks, 2, 4, 1, 88] f32
 //   out         [tokens, 432] f32
 
 // Query tokens [first, last) of a sequence, of which the first has `position`, and KV heads from `head` on.
 typedef struct {
     int seq, head, heads, first, last, position, begin;
-} attend_prefill_cd98de37_item;
+} attend_prefill_d3667cac_item;
 
 // Columns [column, column + 16) of an item as rows [16][96]. Columns past the last query are zeros, with the last
 // token's position.
-static void attend_prefill_cd98de37_queries(const attend_prefill_cd98de37_item *item, int column, const float *qkv, const float *rope_table, float *rows,
+static void attend_prefill_d3667cac_queries(const attend_prefill_d3667cac_item *item, int column, const float *qkv, const float *rope_table, float *rows,
         int32_t *positions) {
     for (int i = 0; i < 16; i++) {
         const int t = item->first + (column + i) / 6, h = item->head * 6 + (column + i) % 6;
@@ -31,7 +31,7 @@ static void attend_prefill_cd98de37_queries(const attend_prefill_cd98de37_item *
 }
 
 // Values [72][48] over their sums, to the heads' places.
-static void attend_prefill_cd98de37_results(const attend_prefill_cd98de37_item *item, const float *values, float *sums, float *out) {
+static void attend_prefill_d3667cac_results(const attend_prefill_d3667cac_item *item, const float *values, float *sums, float *out) {
     const int queried = (item->last - item->first) * 6;
     for (int column = 0; column < queried; column += 16) {
         float *to[16];
@@ -44,10 +44,10 @@ static void attend_prefill_cd98de37_results(const attend_prefill_cd98de37_item *
     }
 }
 
-enum { attend_prefill_cd98de37_keys = 32, attend_prefill_cd98de37_reading = 0 };
+enum { attend_prefill_d3667cac_keys = 32, attend_prefill_d3667cac_reading = 0 };
 
 // An item of few columns.
-static void attend_prefill_cd98de37_few(mlxr_worker *w, const mlxr_batch *b, const attend_prefill_cd98de37_item *item, const float *qkv, const float *rope_table,
+static void attend_prefill_d3667cac_few(mlxr_worker *w, const mlxr_batch *b, const attend_prefill_d3667cac_item *item, const float *qkv, const float *rope_table,
         int layer, float *out) {
     float *const rows = (float *)(w->scratch + 0);  // [16, 96]
     float *const queries = (float *)(w->scratch + 6144);  // [96, 48]
@@ -63,7 +63,7 @@ static void attend_prefill_cd98de37_few(mlxr_worker *w, const mlxr_batch *b, con
     const uint8_t *v_rows = w->model->stores[0] + (size_t)layer * 1408u + item->head * 352;
     const int32_t *table = b->groups[0].tables + (size_t)item->seq * b->groups[0].columns;
     const int columns = (item->last - item->first) * 6;
-    attend_prefill_cd98de37_queries(item, 0, qkv, rope_table, rows, positions);
+    attend_prefill_d3667cac_queries(item, 0, qkv, rope_table, rows, positions);
     for (int i = 0; i < columns; i++) maxima[i] = MLXR_LOWEST, sums[i] = 0.0f;
     memset(values, 0, MLXR_FEW_QUERIES * 384);
 
@@ -92,7 +92,7 @@ static void attend_prefill_cd98de37_few(mlxr_worker *w, const mlxr_batch *b, con
     }
 }
 
-static void attend_prefill_cd98de37_attend(mlxr_worker *w, const mlxr_batch *b, const attend_prefill_cd98de37_item *item, const float *qkv, const float *rope_table,
+static void attend_prefill_d3667cac_attend(mlxr_worker *w, const mlxr_batch *b, const attend_prefill_d3667cac_item *item, const float *qkv, const float *rope_table,
         int layer, float *out) {
     float *const rows = (float *)(w->scratch + 0);  // [16, 96]
     float *const queries = (float *)(w->scratch + 6144);  // [96, 48]
@@ -109,11 +109,11 @@ static void attend_prefill_cd98de37_attend(mlxr_worker *w, const mlxr_batch *b, 
     const int32_t *table = b->groups[0].tables + (size_t)item->seq * b->groups[0].columns;
     const int queried = (item->last - item->first) * 6, columns = (queried + 15) / 16 * 16;
     if (queried <= MLXR_FEW_QUERIES) {
-        attend_prefill_cd98de37_few(w, b, item, qkv, rope_table, layer, out);
+        attend_prefill_d3667cac_few(w, b, item, qkv, rope_table, layer, out);
         return;
     }
     for (int i = 0; i < columns; i += 16) {
-        attend_prefill_cd98de37_queries(item, i, qkv, rope_table, rows, positions);
+        attend_prefill_d3667cac_queries(item, i, qkv, rope_table, rows, positions);
         attend_turn(queries + i, 48, rows, 96);
     }
     for (int i = 0; i < columns; i++) maxima[i] = MLXR_LOWEST, sums[i] = 0.0f;
@@ -132,11 +132,11 @@ static void attend_prefill_cd98de37_attend(mlxr_worker *w, const mlxr_batch *b, 
         attend_product(values, keep, keys, 1, 96, scores, 48, count, 72, columns);
     }
 
-    attend_prefill_cd98de37_results(item, values, sums, out);
+    attend_prefill_d3667cac_results(item, values, sums, out);
 }
 
 // The tile of a sequence's query tokens from `first` on, and what an item of it costs: keys times columns.
-static int64_t attend_prefill_cd98de37_tile(const mlxr_batch *b, int seq, int first, attend_prefill_cd98de37_item *item) {
+static int64_t attend_prefill_d3667cac_tile(const mlxr_batch *b, int seq, int first, attend_prefill_d3667cac_item *item) {
     const int start = b->query_start[seq], stop = b->query_start[seq + 1];
     item->seq = seq;
     item->first = first;
@@ -144,26 +144,26 @@ static int64_t attend_prefill_cd98de37_tile(const mlxr_batch *b, int seq, int fi
     item->position = b->context_lens[seq] - (stop - start) + (first - start);
     item->begin = 0;
     const int keys = item->position + item->last - item->first - item->begin;
-    return (int64_t)(keys + 16) * (attend_prefill_cd98de37_reading + ((item->last - item->first) * 6 + 15) / 16);
+    return (int64_t)(keys + 16) * (attend_prefill_d3667cac_reading + ((item->last - item->first) * 6 + 15) / 16);
 }
 
-static void attend_prefill_cd98de37(mlxr_worker *w, const mlxr_batch *b, const float *qkv, int layer, float *out) {
+static void attend_prefill_d3667cac(mlxr_worker *w, const mlxr_batch *b, const float *qkv, int layer, float *out) {
     const float *const rope_table = qkv;  // nothing is rotated
-    attend_prefill_cd98de37_item item;
+    attend_prefill_d3667cac_item item;
     int64_t all = 0, done = 0;
     for (int seq = 0; seq < b->seqs; seq++)
         for (int t = b->query_start[seq]; t < b->query_start[seq + 1]; t += 8)
-            all += 1 * attend_prefill_cd98de37_tile(b, seq, t, &item);
+            all += 1 * attend_prefill_d3667cac_tile(b, seq, t, &item);
     for (int seq = 0; seq < b->seqs; seq++) {
         int next = 0;  // the first head that is not yet in an item
         for (int head = 0; head < 1; head++)
             for (int t = b->query_start[seq]; t < b->query_start[seq + 1]; t += 8) {
-                const int64_t cost = attend_prefill_cd98de37_tile(b, seq, t, &item);
+                const int64_t cost = attend_prefill_d3667cac_tile(b, seq, t, &item);
                 // The thread in whose share of all cost the item's middle lies.
                 if (head >= next && (2 * done + cost) * w->threads / (2 * all) == w->tid) {
                     item.head = head;
                     item.heads = 1;
-                    attend_prefill_cd98de37_attend(w, b, &item, qkv, rope_table, layer, out);
+                    attend_prefill_d3667cac_attend(w, b, &item, qkv, rope_table, layer, out);
                 }
                 done += cost;
             }

@@ -3,9 +3,9 @@
 //   q_norm      [56] f32
 //   kv_norm     [72] f32
 //   rope_table  [tokens, 16] f32: cosines, then sines
-//   rows        [40, 2, 4, 1, 88] f32
+//   rows        [blocks, 2, 4, 1, 88] f32
 //   out         [tokens, 56] f32
-static void latent_write_aed43ea2(mlxr_worker *w, const mlxr_batch *b, const float *x, const float *q_norm, const float *kv_norm, const float *rope_table, int layer, float *out) {
+static void latent_write_101a83e9(mlxr_worker *w, const mlxr_batch *b, const float *x, const float *q_norm, const float *kv_norm, const float *rope_table, int layer, float *out) {
     int first, last;
     mlxr_share(w, b->tokens, &first, &last);
     for (int t = first; t < last; t++) {

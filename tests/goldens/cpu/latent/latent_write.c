@@ -2,8 +2,8 @@
 //   x           [tokens, 144] f32: 56 of queries, 72 of the latent, 16 of the key
 //   kv_norm     [72] f32
 //   rope_table  [tokens, 16] f32: cosines, then sines
-//   rows        [40, 2, 4, 1, 88] f32
-static void latent_write_fce003b2(mlxr_worker *w, const mlxr_batch *b, const float *x, const float *kv_norm, const float *rope_table, int layer) {
+//   rows        [blocks, 2, 4, 1, 88] f32
+static void latent_write_3bff273c(mlxr_worker *w, const mlxr_batch *b, const float *x, const float *kv_norm, const float *rope_table, int layer) {
     int first, last;
     mlxr_share(w, b->tokens, &first, &last);
     for (int t = first; t < last; t++) {

@@ -43,7 +43,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.attention.values
     MLXR_COUNT(4, 0, 4);
-    latent_decode_22f75045(w, b, (float *)(a + 1024), (const float *)t[4], (float *)(a + 3328), t[5], t[6], (float *)(a + 0), 0, (float *)(a + 7168));
+    latent_decode_52be7f51(w, b, (float *)(a + 1024), (const float *)t[4], (float *)(a + 3328), t[5], t[6], (float *)(a + 0), 0, (float *)(a + 7168));
     mlxr_barrier(w);
     // layers.0.attention.out
     MLXR_COUNT(5, 0, 5);
@@ -67,7 +67,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.attention.values
     MLXR_COUNT(4, 0, 10);
-    latent_decode_22f75045(w, b, (float *)(a + 1024), (const float *)t[13], (float *)(a + 3328), t[14], t[15], (float *)(a + 0), 1, (float *)(a + 7168));
+    latent_decode_52be7f51(w, b, (float *)(a + 1024), (const float *)t[13], (float *)(a + 3328), t[14], t[15], (float *)(a + 0), 1, (float *)(a + 7168));
     mlxr_barrier(w);
     // layers.1.attention.out
     MLXR_COUNT(5, 0, 11);
@@ -107,7 +107,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.attention.cache_write
     MLXR_COUNT(9, 1, 3);
-    latent_write_aed43ea2(w, b, (float *)(a + 8192), (const float *)t[2], (const float *)t[4], (float *)(a + 0), 0, (float *)(a + 26624));
+    latent_write_101a83e9(w, b, (float *)(a + 8192), (const float *)t[2], (const float *)t[4], (float *)(a + 0), 0, (float *)(a + 26624));
     mlxr_barrier(w);
     // layers.0.attention.q_b_projected
     MLXR_COUNT(10, 1, 4);
@@ -119,7 +119,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.attention.attended
     MLXR_COUNT(12, 1, 6);
-    attend_prefill_cd98de37(w, b, (float *)(a + 64512), 0, (float *)(a + 8192));
+    attend_prefill_d3667cac(w, b, (float *)(a + 64512), 0, (float *)(a + 8192));
     mlxr_barrier(w);
     // layers.0.attention.values
     MLXR_COUNT(13, 1, 7);
@@ -143,7 +143,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.attention.cache_write
     MLXR_COUNT(9, 1, 12);
-    latent_write_aed43ea2(w, b, (float *)(a + 8192), (const float *)t[11], (const float *)t[13], (float *)(a + 0), 1, (float *)(a + 26624));
+    latent_write_101a83e9(w, b, (float *)(a + 8192), (const float *)t[11], (const float *)t[13], (float *)(a + 0), 1, (float *)(a + 26624));
     mlxr_barrier(w);
     // layers.1.attention.q_b_projected
     MLXR_COUNT(10, 1, 13);
@@ -155,7 +155,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.attention.attended
     MLXR_COUNT(12, 1, 15);
-    attend_prefill_cd98de37(w, b, (float *)(a + 64512), 1, (float *)(a + 8192));
+    attend_prefill_d3667cac(w, b, (float *)(a + 64512), 1, (float *)(a + 8192));
     mlxr_barrier(w);
     // layers.1.attention.values
     MLXR_COUNT(13, 1, 16);
