@@ -63,7 +63,7 @@ class LaunchLengths:
         elif self._most_prepared:
             time = max(_LAUNCH_SECONDS, min(_SHARE * decoded, AHEAD_SECONDS))
             first = max(1, min(self._most_steps, round(time / seconds)))
-            prepared = min(self._most_prepared - 1, limit, max(3 * first, step.num_repeats) - 1)
+            prepared = min(self._most_prepared - 1, limit, max(3 * first, 4 * step.num_repeats) - 1)
         if prepared > max(most, 2 * first) and self._has_blocks(step, prepared):
             step.become(1 + prepared, first, 1 + max(most, 0))
         elif most >= 1 and self._has_blocks(step, most):
