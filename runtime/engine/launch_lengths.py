@@ -20,7 +20,7 @@ LONG_SECONDS = 0.03
 """How long a launch must take for the next one to be given to the host `AHEAD_SECONDS` before its end."""
 _TOLD_SECONDS, _MOST_TOLD = 0.064, 24
 """How long steps take of which the tokens are told together, and how many these are, at most."""
-_LONGEST_TOLD_SECONDS, _LEAST_TOLD = 0.12, 12
+_LONGEST_TOLD_SECONDS, _LEAST_TOLD = 0.12, 16
 """As many of slow steps are told together, but not of more than this time: else the CPU's time for each is too long."""
 _LAUNCH_LOGITS = 1 << 25
 """Numbers of logits of one launch at most, 128 MiB, where all of them wait to be read."""
