@@ -53,8 +53,12 @@ __device__ inline float mlxr_read(mlxr_f32 x) {
 }
 
 __device__ inline void mlxr_write(mlxr_bf16& x, float number) {
+#if __CUDA_ARCH__ >= 800
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(x.bits) : "f"(number));
+#else
   const mlxr_u32 bits = __float_as_uint(number);
   x.bits = number != number ? 0x7fff : (mlxr_u16)((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
+#endif
 }
 
 __device__ inline void mlxr_write(mlxr_f16& x, float number) {
@@ -98,45 +102,74 @@ __device__ inline float mlxr_total(float number, float* parts) {
   return number;
 }
 
-template <typename T, int N>
-__device__ void mlxr_norm(
+// A row, of which a thread holds HELD vectors; where HELD is 0, it reads them again each time.
+template <typename T, int N, int HELD>
+__device__ inline void mlxr_norm(
     const T* x, const T* weight, const T* bias, T* out, mlxr_u32 columns, float epsilon, bool is_layer) {
   typedef mlxr_vector<T, N> vector;
+  constexpr int UNROLLED = HELD ? HELD : 1;
   __shared__ float parts[8];
   const mlxr_u32 vectors = columns / N;
+  vector held[UNROLLED], weights_held[UNROLLED];
+#pragma unroll(UNROLLED)
+  for (mlxr_u32 k = 0; k < HELD; k++) {
+    const mlxr_u32 i = threadIdx.x + 256 * k;
+    if (i < vectors) {
+      held[k] = ((const vector*)x)[i];
+      if (weight) {
+        weights_held[k] = ((const vector*)weight)[i];
+      }
+    }
+  }
+  const mlxr_u32 steps = HELD ? HELD : (vectors + 255) / 256;
   float mean = 0, squares = 0;
   if (is_layer) {
-    for (mlxr_u32 i = threadIdx.x; i < vectors; i += 256) {
-      const vector some = ((const vector*)x)[i];
-      for (int j = 0; j < N; j++) {
-        mean += mlxr_read(some.at[j]);
+#pragma unroll(UNROLLED)
+    for (mlxr_u32 k = 0; k < steps; k++) {
+      const mlxr_u32 i = threadIdx.x + 256 * k;
+      if (i < vectors) {
+        const vector some = HELD ? held[k] : ((const vector*)x)[i];
+#pragma unroll
+        for (int j = 0; j < N; j++) {
+          mean += mlxr_read(some.at[j]);
+        }
       }
     }
     mean = mlxr_total(mean, parts) / columns;
   }
-  for (mlxr_u32 i = threadIdx.x; i < vectors; i += 256) {
-    const vector some = ((const vector*)x)[i];
-    for (int j = 0; j < N; j++) {
-      const float number = mlxr_read(some.at[j]) - mean;
-      squares += number * number;
+#pragma unroll(UNROLLED)
+  for (mlxr_u32 k = 0; k < steps; k++) {
+    const mlxr_u32 i = threadIdx.x + 256 * k;
+    if (i < vectors) {
+      const vector some = HELD ? held[k] : ((const vector*)x)[i];
+#pragma unroll
+      for (int j = 0; j < N; j++) {
+        const float number = mlxr_read(some.at[j]) - mean;
+        squares += number * number;
+      }
     }
   }
   const float factor = rsqrtf(mlxr_total(squares, parts) / columns + epsilon);
-  for (mlxr_u32 i = threadIdx.x; i < vectors; i += 256) {
-    const vector some = ((const vector*)x)[i];
-    vector weights, biases, results;
-    if (weight) {
-      weights = ((const vector*)weight)[i];
+#pragma unroll(UNROLLED)
+  for (mlxr_u32 k = 0; k < steps; k++) {
+    const mlxr_u32 i = threadIdx.x + 256 * k;
+    if (i < vectors) {
+      const vector some = HELD ? held[k] : ((const vector*)x)[i];
+      vector weights, biases, results;
+      if (weight) {
+        weights = HELD ? weights_held[k] : ((const vector*)weight)[i];
+      }
+      if (bias) {
+        biases = ((const vector*)bias)[i];
+      }
+#pragma unroll
+      for (int j = 0; j < N; j++) {
+        float number = mlxr_rounded<T>((mlxr_read(some.at[j]) - mean) * factor);
+        number = weight ? mlxr_rounded<T>(mlxr_read(weights.at[j]) * number) : number;
+        mlxr_write(results.at[j], bias ? number + mlxr_read(biases.at[j]) : number);
+      }
+      ((vector*)out)[i] = results;
     }
-    if (bias) {
-      biases = ((const vector*)bias)[i];
-    }
-    for (int j = 0; j < N; j++) {
-      float number = mlxr_rounded<T>((mlxr_read(some.at[j]) - mean) * factor);
-      number = weight ? mlxr_rounded<T>(mlxr_read(weights.at[j]) * number) : number;
-      mlxr_write(results.at[j], bias ? number + mlxr_read(biases.at[j]) : number);
-    }
-    ((vector*)out)[i] = results;
   }
 }
 
@@ -177,6 +210,22 @@ __device__ inline float mlxr_activated(float x, mlxr_u32 kind, float alpha_p, fl
   }
 }
 
+// An activation of gates alone, as most models have it: in the loop of mlxr_finish, which is not unrolled, vectors would lie
+// in local memory. 512 rows of Llama-3-8B took 33 us so.
+template <typename T, int N, int KIND>
+__device__ inline void mlxr_gated(const T* sums, T* out, mlxr_u32 vectors, mlxr_u32 place) {
+  typedef mlxr_vector<T, N> vector;
+  const mlxr_u32 row = place / vectors;
+  const vector* const own = (const vector*)sums + (mlxr_u64)row * vectors + place;
+  const vector first = own[0], second = own[vectors];
+  vector results;
+#pragma unroll
+  for (int j = 0; j < N; j++) {
+    mlxr_write(results.at[j], mlxr_activated(mlxr_read(first.at[j]), KIND, 0, 0) * mlxr_read(second.at[j]));
+  }
+  ((vector*)out)[place] = results;
+}
+
 template <typename T, int N>
 __device__ void mlxr_finish(
     const T* sums, const T* bias, const T* gate, const T* residual, const T* alpha_p, const T* alpha_n, T* out,
@@ -186,6 +235,13 @@ __device__ void mlxr_finish(
   const mlxr_u32 vectors = columns / N, place = blockIdx.x * 256 + threadIdx.x;
   if (place >= rows * vectors) {
     return;
+  }
+  if constexpr (N > 4) {
+    if (is_gated && !bias && !gate && !residual && !bounds && out_scale == 1 && (kind == SILU || kind == GELU_TANH)) {
+      kind == SILU ? mlxr_gated<T, N, SILU>(sums, out, vectors, place)
+                   : mlxr_gated<T, N, GELU_TANH>(sums, out, vectors, place);
+      return;
+    }
   }
   const mlxr_u32 row = place / vectors, at = place % vectors;
   const float p = kind == XIELU ? mlxr_softplus(mlxr_read(alpha_p[0])) : 0;
@@ -227,10 +283,12 @@ __device__ void mlxr_finish(
       mlxr_u64 is_layer) {                                                                                          \
     const T* const own = x + blockIdx.x * stride;                                                                   \
     T* const result = out + blockIdx.x * columns;                                                                   \
-    if (columns % N == 0 && stride % N == 0) {                                                                      \
-      mlxr_norm<T, N>(own, weight, bias, result, columns, mlxr_number(epsilon), is_layer);                          \
+    if (columns % N == 0 && stride % N == 0 && columns <= 512 * N) {                                                \
+      mlxr_norm<T, N, 2>(own, weight, bias, result, columns, mlxr_number(epsilon), is_layer);                       \
+    } else if (columns % N == 0 && stride % N == 0) {                                                               \
+      mlxr_norm<T, N, 0>(own, weight, bias, result, columns, mlxr_number(epsilon), is_layer);                       \
     } else {                                                                                                        \
-      mlxr_norm<T, 1>(own, weight, bias, result, columns, mlxr_number(epsilon), is_layer);                          \
+      mlxr_norm<T, 1, 0>(own, weight, bias, result, columns, mlxr_number(epsilon), is_layer);                          \
     }                                                                                                               \
   }                                                                                                                 \
   extern "C" __global__ void __launch_bounds__(256) mlxr_finish_##NAME(                                             \

@@ -1,4 +1,4 @@
-// rope_cache_write_850c5aa9
+// rope_cache_write_529c47c9
 // small spec of a test
 //
 // Prefill: K is rotated, then K and V of each token go to the token's slot of the arena.
@@ -47,7 +47,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
   return (((ulong)block * 1u + layer) * 16u + offset) * 32u;
 }
 // ---- kernel
-[[kernel]] void rope_cache_write_850c5aa9(
+[[kernel]] void rope_cache_write_529c47c9(
   const device float* qkv [[buffer(0)]],
   const device int32_t* positions [[buffer(1)]],
   const device int32_t* slots [[buffer(2)]],
@@ -69,9 +69,11 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
   const ulong row = arena_row(slot / 16u, layer[0], slot % 16u);
   const device float* key = qkv + (ulong)t * 128u + 64u;
   const device float* value = key + 32u;
+  // All elements of a thread have one place in their heads.
+  const Rotation turn = rotation(thread_index_in_threadgroup % 32u, position);
   for (uint i = thread_index_in_threadgroup; i < 32u; i += 32u) {
     const uint element = i % 32u;
-    k_out[row + i] = (float)rotate(key + (i - element), element, rotation(element, position));
+    k_out[row + i] = (float)rotate(key + (i - element), element, turn);
     v_out[row + i] = (float)(float)value[i];
   }
   if (t == 0 && thread_index_in_threadgroup < 8) {

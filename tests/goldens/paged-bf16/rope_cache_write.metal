@@ -1,4 +1,4 @@
-// rope_cache_write_dd5ac3c5
+// rope_cache_write_9883b6c9
 // small spec of a test
 //
 // Prefill: K is rotated, then K and V of each token go to the token's slot of the arena.
@@ -47,7 +47,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
   return (((ulong)block * 1u + layer) * 16u + offset) * 32u;
 }
 // ---- kernel
-[[kernel]] void rope_cache_write_dd5ac3c5(
+[[kernel]] void rope_cache_write_9883b6c9(
   const device bfloat16_t* qkv [[buffer(0)]],
   const device int32_t* positions [[buffer(1)]],
   const device int32_t* slots [[buffer(2)]],
@@ -69,9 +69,11 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
   const ulong row = arena_row(slot / 16u, layer[0], slot % 16u);
   const device bfloat16_t* key = qkv + (ulong)t * 128u + 64u;
   const device bfloat16_t* value = key + 32u;
+  // All elements of a thread have one place in their heads.
+  const Rotation turn = rotation(thread_index_in_threadgroup % 32u, position);
   for (uint i = thread_index_in_threadgroup; i < 32u; i += 32u) {
     const uint element = i % 32u;
-    k_out[row + i] = (bfloat16_t)rotate(key + (i - element), element, rotation(element, position));
+    k_out[row + i] = (bfloat16_t)rotate(key + (i - element), element, turn);
     v_out[row + i] = (bfloat16_t)(float)value[i];
   }
   if (t == 0 && thread_index_in_threadgroup < 8) {

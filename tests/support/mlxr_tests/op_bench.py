@@ -285,4 +285,4 @@ def mma_bench(artifact: Artifact, host: str, exactness: float = 1.0) -> OpBench:
         host: as `kernel_host` names it.
         exactness: the allowed error on sim, in units of the error of an fp32 sum.
     """
-    return OpBench(artifact, sum_error=(exactness if host == "sim" else 4.0) * SUM_ERROR)
+    return OpBench(artifact, sum_error=(exactness if host == "sim" else max(4.0, exactness)) * SUM_ERROR)
