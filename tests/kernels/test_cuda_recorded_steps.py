@@ -12,8 +12,10 @@ from mlxr.compiler.schedule.geometry import Geometry
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.hosts.batch import Batch, BatchRequest, DecodeRequests
+from mlxr.runtime.hosts.cuda.address_table import address_table
 from mlxr.runtime.hosts.cuda.device import has_cuda
 from mlxr.runtime.hosts.cuda.host import CudaHost
+from mlxr.runtime.hosts.cuda.recorded_step import RecordedStep
 from mlxr_tests.format_planes import random_buffers
 from mlxr_tests.specs import floats, small_spec
 
@@ -91,4 +93,10 @@ def test_logits_are_those_of_launches_by_mlx(name: str, sequences: int) -> None:
         agree(greatest[step].view(np.float32), logits.max(1))
         agree(logits[np.arange(sequences), tokens_of[step]], logits.max(1))
     assert recorded.recorded_steps == sum(COUNTS) and not launched.recorded_steps
+    for step in recorded._decodes._recent.values():  # MLX has moved nothing that they read
+        assert isinstance(step, RecordedStep)
+        read = step._kept
+        assert np.array(address_table([*read.values()]))[: len(read)].tolist() == [
+            step._addresses[name] for name in read
+        ]
     assert not recorded.notes or name == "products", recorded.notes
