@@ -18,7 +18,7 @@ from mlxr_tests.storyteller import GOLDEN, Q8_0, VALID, storyteller_spec
 @pytest.fixture(scope="module")
 def model() -> Model:
     """Storyteller with a context of 64 and steps of 16 tokens."""
-    spec = storyteller_spec(model={"context": 64}, prefill_chunk=16, compute="exact")
+    spec = storyteller_spec(model={"context": 64}, cache={"max_sequences": 3}, prefill_chunk=16, compute="exact")
     return mlxr.load(compile_spec(spec).artifact, Q8_0, host="cpu")
 
 

@@ -12,7 +12,7 @@ from mlxr_tests.storyteller import Q8_0, storyteller_spec
 @pytest.fixture(scope="module")
 def model() -> mlxr.Model:
     """Storyteller that reads prompts in steps of 16 tokens."""
-    spec = storyteller_spec(model={"context": 128}, cache={"max_sequences": 2}, prefill_chunk=16, compute="exact")
+    spec = storyteller_spec(model={"context": 128}, cache={"max_sequences": 3}, prefill_chunk=16, compute="exact")
     return mlxr.load(compile_spec(spec).artifact, Q8_0, host="cpu")
 
 

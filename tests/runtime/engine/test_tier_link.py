@@ -13,7 +13,7 @@ from mlxr_tests.storyteller import Q8_0, TINY, storyteller_spec, tiny_spec
 
 
 def loaded(mode: str, tiers: mlxr.TierSizes, host: str = "cpu", **changes: object) -> mlxr.Model:
-    cache = {"max_sequences": 1} if mode == "contiguous" else {"max_sequences": 2, "num_blocks": 9}
+    cache = {"max_sequences": 1} if mode == "contiguous" else {"max_sequences": 3, "num_blocks": 9}
     make, file = (storyteller_spec, Q8_0) if host == "cpu" else (tiny_spec, TINY)
     spec = make(model={"context": 112}, cache=cache | {"mode": mode}, prefill_chunk=16, compute="exact")
     return mlxr.load(compile_spec(spec).artifact, file, host=host, tiers=tiers, **changes)  # type: ignore[arg-type]

@@ -37,7 +37,7 @@ class Served:
 @pytest.fixture(scope="module")
 def engine() -> Iterator[EngineThread]:
     artifact = compile_spec(
-        storyteller_spec(model={"context": 512}, cache={"max_sequences": 4}, compute="exact")
+        storyteller_spec(model={"context": 512}, cache={"max_sequences": 3}, prefill_chunk=16, compute="exact")
     ).artifact
     with EngineThread(lambda: mlxr.load(artifact, Q8_0, host="cpu")) as loaded:
         yield loaded
