@@ -36,7 +36,7 @@ def address_table(arrays: Sequence[mx.array]) -> mx.array:
         some = list(arrays[first : first + AT_ONCE])
         (part,) = mx.fast.precompiled_cuda_kernel(
             name=NAME,
-            compiled_source=_image(architecture()),
+            compiled_source=addresses_image(),
             inputs=some + some[-1:] * (AT_ONCE - len(some)),
             output_shapes=[(AT_ONCE,)],
             output_dtypes=[mx.uint64],
@@ -52,6 +52,11 @@ def address_table(arrays: Sequence[mx.array]) -> mx.array:
 
 
 @functools.cache
-def _image(architecture: str) -> bytes:
+def addresses_image() -> bytes:
+    """The image of the kernel.
+
+    Raises:
+        HostError: it does not compile.
+    """
     text = files("mlxr.templates").joinpath("hosts/addresses_on_cuda.cuh").read_text("utf-8")
-    return build_cubin(NAME, text, architecture)
+    return build_cubin(NAME, text, architecture())

@@ -7,7 +7,6 @@ and again in every process. So kernels are compiled here and given to MLX as `pr
 """
 
 import functools
-import os
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,9 +14,11 @@ from importlib.resources import files
 from pathlib import Path
 
 from mlxr.compiler.artifact import INCLUDE, KernelEntry
+from mlxr.runtime.hosts.cuda.compilers import COMPILERS
 from mlxr.runtime.hosts.cuda.fatbin import compressed, find_nvfatbin
 from mlxr.runtime.hosts.cuda.nvrtc import compile_cubin, version
 from mlxr.runtime.hosts.library_cache import LibraryCache, digest
+from mlxr.runtime.machine.threads import usable_cpus
 
 _FLAGS = ("--std=c++17", "--device-as-default-execution-space")
 
@@ -127,7 +128,7 @@ def build_cubins(
         HostError: as `build_cubin`, for the first text that fails.
     """
     cubins: dict[str, bytes] = {}
-    with ThreadPoolExecutor(max_workers=max(1, min(len(sources), os.cpu_count() or 1))) as pool:
+    with COMPILERS.wanted(), ThreadPoolExecutor(max(1, min(len(sources), usable_cpus()))) as pool:
         futures = {name: pool.submit(build_cubin, name, text, architecture) for name, text in sources.items()}
         try:
             for name, future in futures.items():

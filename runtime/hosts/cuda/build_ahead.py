@@ -1,7 +1,7 @@
-"""Compiles a program's kernels in threads of its own, while the rest of its artifact is still being compiled.
+"""Compiles a program's kernels in processes of its own, while the rest of its artifact is still being compiled.
 
-Each begins when it has its text, while others are rendered. NVIDIA's compiler holds no lock of Python's. Who asks for a
-text that is being compiled waits for it (`build_cubin`).
+Each begins when it has its text, while others are rendered. Kernels that every program needs begin first. Who asks for
+a text that is being compiled waits for it (`build_cubin`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -9,7 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 from mlxr.compiler.artifact import KernelEntry, Program, body_of, header_of
+from mlxr.runtime.hosts.cuda.address_table import addresses_image
 from mlxr.runtime.hosts.cuda.build import build_cubin, cuda_source, with_prelude
+from mlxr.runtime.hosts.cuda.compilers import COMPILERS
 from mlxr.runtime.hosts.cuda.device import architecture
 from mlxr.runtime.hosts.cuda.recorded_batch import recorded_image
 from mlxr.runtime.hosts.cuda.recorded_products import products_image
@@ -21,11 +23,10 @@ from mlxr.runtime.machine.threads import usable_cpus
 class _Builds:
     """Kernels that are being compiled for this card."""
 
-    def __init__(self) -> None:
-        self._card, self._begun = architecture(), set[str]()
-        self._pool = ThreadPoolExecutor(usable_cpus(), "mlxr-build")
-        for image in (products_image, recorded_image):
-            self._pool.submit(image)
+    def __init__(self, pool: ThreadPoolExecutor) -> None:
+        self._card, self._begun, self._pool = architecture(), set[str](), pool
+        for image in (addresses_image, products_image, recorded_image):
+            pool.submit(image)
 
     def begin_kernel(self, entry: KernelEntry, text: str) -> None:
         """Begins with a kernel, unless it has begun."""
@@ -33,7 +34,7 @@ class _Builds:
             self._begun.add(entry.name)
             self._pool.submit(build_cubin, entry.name, cuda_source(entry, header_of(text), body_of(text)), self._card)
 
-    def begin_program(self, program: Program, sources: Mapping[str, str]) -> None:
+    def begin_program(self, program: Program, sources: Mapping[str, str], _: str) -> None:
         """Begins with whatever has not begun; the largest texts take longest."""
         if has_step_kernels(self._card):
             texts = {entry.name: with_prelude(sources[entry.file]) for entry in program.step_kernels}
@@ -42,29 +43,14 @@ class _Builds:
         for kernel in sorted(program.kernels, key=lambda each: -len(sources[each.file])):
             self.begin_kernel(kernel, sources[kernel.file])
 
-    def end(self) -> None:
-        """Drops what has not begun, and waits for the others."""
-        self._pool.shutdown(cancel_futures=True)
-
 
 @contextmanager
 def building_ahead() -> Iterator[BeginBuild]:
     """See `HostEntry`."""
-    builds = list[_Builds]()
-
-    def of_card() -> _Builds:
-        if not builds:
-            builds.append(_Builds())
-        return builds[0]
-
-    def program(program: Program, sources: Mapping[str, str], name: str) -> None:
-        of_card().begin_program(program, sources)
-
-    def kernel(entry: KernelEntry, text: str) -> None:
-        of_card().begin_kernel(entry, text)
-
-    try:
-        yield BeginBuild(program, kernel)
-    finally:
-        for each in builds:
-            each.end()
+    with COMPILERS.wanted():
+        pool = ThreadPoolExecutor(usable_cpus(), "mlxr-build")
+        try:
+            builds = _Builds(pool)
+            yield BeginBuild(builds.begin_program, builds.begin_kernel)
+        finally:
+            pool.shutdown(cancel_futures=True)

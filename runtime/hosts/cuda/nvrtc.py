@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mlxr.compiler.errors import HostError
+from mlxr.runtime.hosts.cuda.compilers import COMPILERS
 
 _SONAMES = ("libnvrtc.so.13", "libnvrtc.so.12")
 _HOW = "pip install nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cuda-crt, or set CUDA_HOME to a CUDA toolkit"
@@ -77,27 +78,11 @@ def compile_and_tell(name: str, source: str, flags: tuple[str, ...]) -> tuple[by
     Raises:
         HostError: there is no NVRTC, or the text does not compile; the message contains the compiler's messages.
     """
-    library, program = find_nvrtc(), ctypes.c_void_p()
-    options = [flag.encode() for flag in (*flags, f"--include-path={find_headers()}")]
-    status = library.nvrtcCreateProgram(ctypes.byref(program), source.encode(), f"{name}.cu".encode(), 0, None, None)
+    options = (*flags, f"--include-path={find_headers()}")
+    status, cubin, messages = COMPILERS.compile(find_nvrtc(), name, source.encode(), options)
     if status:
-        raise HostError(f"cuda: kernel {name} cannot be compiled: {_reason(status)}")
-    try:
-        status = library.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
-        messages = _read(program, "ProgramLog").replace(b"\0", b"").decode(errors="replace").strip()
-        if status:
-            raise HostError(f"cuda: kernel {name} does not compile ({_reason(status)}):\n{messages}")
-        return _read(program, "CUBIN"), messages
-    finally:
-        library.nvrtcDestroyProgram(ctypes.byref(program))
-
-
-def _read(program: ctypes.c_void_p, what: str) -> bytes:
-    size = ctypes.c_size_t()
-    getattr(find_nvrtc(), f"nvrtcGet{what}Size")(program, ctypes.byref(size))
-    buffer = ctypes.create_string_buffer(size.value)
-    getattr(find_nvrtc(), f"nvrtcGet{what}")(program, buffer)
-    return buffer.raw
+        raise HostError(f"cuda: kernel {name} does not compile ({_reason(status)}):\n{messages}")
+    return cubin, messages
 
 
 def _reason(status: int) -> str:

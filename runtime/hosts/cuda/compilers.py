@@ -1,0 +1,123 @@
+"""Processes that compile (nvrtc_worker.py), as many as texts are compiled at the same time, while many are wanted."""
+
+import ctypes
+import functools
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from mlxr.runtime.hosts.cuda import nvrtc_worker
+from mlxr.runtime.hosts.cuda.nvrtc_worker import compile_text
+
+_MAPS = Path("/proc/self/maps")
+
+
+class _Worker(NamedTuple):
+    process: "subprocess.Popen[bytes]"
+    asked: IO[bytes]
+    answers: IO[bytes]
+
+
+class Compilers:
+    """The processes. Each is begun when all others are busy, and ends when nobody wants them any more.
+
+    Mutable state: those that rest, and how many want them, which a lock guards.
+    """
+
+    def __init__(self) -> None:
+        """Begins none."""
+        self._resting, self._wanted, self._lock = list[_Worker](), 0, threading.Lock()
+
+    @contextmanager
+    def wanted(self) -> Iterator[None]:
+        """In this context, texts are compiled by processes; outside of it, within this one."""
+        with self._lock:
+            self._wanted += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._wanted -= 1
+                ended, self._resting = ([], self._resting) if self._wanted else (self._resting, [])
+            for worker in ended:
+                _end(worker)
+
+    def compile(self, library: ctypes.CDLL, name: str, source: bytes, options: Sequence[str]) -> tuple[int, bytes, str]:
+        """See `compile_text`. What a process cannot do, because it cannot begin or was ended, is done here."""
+        place = _path_of(library)
+        with self._lock:
+            is_wanted, worker = self._wanted > 0, self._resting.pop() if self._resting else None
+        if not is_wanted or place is None:
+            return compile_text(library, name, source, options)
+        try:
+            worker = worker or _begin()
+            answer = _ask(worker, place, name, source, options)
+        except (OSError, ValueError):
+            if worker is not None:
+                _end(worker)
+            return compile_text(library, name, source, options)
+        except BaseException:
+            if worker is not None:
+                _end(worker)
+            raise
+        with self._lock:
+            if rests := self._wanted > 0:
+                self._resting.append(worker)
+        if not rests:
+            _end(worker)
+        return answer
+
+
+COMPILERS = Compilers()
+"""Of this process."""
+
+
+def _begin() -> _Worker:
+    command = [sys.executable, "-I", "-S", nvrtc_worker.__file__]
+    environment = os.environ | {"CUDA_CACHE_DISABLE": "1"}  # we keep what is compiled ourselves
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+    assert process.stdin is not None and process.stdout is not None, "they are pipes"
+    return _Worker(process, process.stdin, process.stdout)
+
+
+def _ask(worker: _Worker, library: str, name: str, source: bytes, options: Sequence[str]) -> tuple[int, bytes, str]:
+    """A worker's answer.
+
+    Raises:
+        OSError: it has ended.
+        ValueError: its answer is broken off.
+    """
+    message = {"library": library, "name": name, "options": list(options), "size": len(source)}
+    worker.asked.write(json.dumps(message).encode() + b"\n" + source)
+    worker.asked.flush()
+    answer = json.loads(worker.answers.readline())
+    cubin = worker.answers.read(answer["size"])
+    if len(cubin) != answer["size"]:
+        raise ValueError("it ended in the middle of an answer")
+    return answer["status"], cubin, answer["messages"]
+
+
+def _end(worker: _Worker) -> None:
+    """Ends a process, which may be compiling something that nobody waits for."""
+    worker.process.kill()
+    for pipe in (worker.asked, worker.answers):
+        with suppress(OSError):
+            pipe.close()
+    worker.process.wait()
+
+
+@functools.cache
+def _path_of(library: ctypes.CDLL) -> str | None:
+    """The file of a library that is loaded; another process may not find it by its name."""
+    name = Path(library._name).name
+    try:
+        places = {line.split(maxsplit=5)[-1] for line in _MAPS.read_text("utf-8").splitlines() if f"/{name}" in line}
+    except OSError:
+        return None
+    return min(places, default=None)
