@@ -308,10 +308,6 @@ __device__ void mlxr_finish(
     }                                                                                                               \
   }
 
-MLXR_BESIDE(bf16, mlxr_bf16, 8)
-MLXR_BESIDE(f16, mlxr_f16, 8)
-MLXR_BESIDE(f32, mlxr_f32, 4)
-
 #define MLXR_ACTIVATE(NAME, T, N)                                                                                   \
   extern "C" __global__ void __launch_bounds__(256) mlxr_activate_##NAME(                                           \
       const T* sums, T* out, const int rows, const int columns, const int kind, const int is_gated,                 \
@@ -324,6 +320,16 @@ MLXR_BESIDE(f32, mlxr_f32, 4)
     }                                                                                                               \
   }
 
+// A text has the kernels of one type: those of all three take 2.5 s to compile.
+#ifndef MLXR_WITHOUT_BF16
+MLXR_BESIDE(bf16, mlxr_bf16, 8)
 MLXR_ACTIVATE(bf16, mlxr_bf16, 8)
+#endif
+#ifndef MLXR_WITHOUT_F16
+MLXR_BESIDE(f16, mlxr_f16, 8)
 MLXR_ACTIVATE(f16, mlxr_f16, 8)
+#endif
+#ifndef MLXR_WITHOUT_F32
+MLXR_BESIDE(f32, mlxr_f32, 4)
 MLXR_ACTIVATE(f32, mlxr_f32, 4)
+#endif

@@ -6,13 +6,13 @@ templates/hosts/beside_products_on_cuda.cuh.
 
 import mlx.core as mx
 
-from mlxr.compiler.artifact import Finish
+from mlxr.compiler.artifact import DType, Finish
 from mlxr.runtime.hosts.cuda.recorded_products import KINDS, products_image
 
 ACTIVATE = "mlxr_activate_"
 """The kernels' names, before the type."""
-_TYPES = {mx.bfloat16: ("bf16", 8), mx.float16: ("f16", 8), mx.float32: ("f32", 4)}
-"""The end of a kernel's name, and the results of a thread."""
+_TYPES = {mx.bfloat16: (DType.BF16, 8), mx.float16: (DType.F16, 8), mx.float32: (DType.F32, 4)}
+"""The type, which ends a kernel's name, and the results of a thread."""
 _THREADS = 256
 
 
@@ -32,7 +32,7 @@ def activated(sums: mx.array, finish: Finish) -> mx.array | None:
     count = rows * columns // (vector if columns % vector == 0 else 1)
     (out,) = mx.fast.precompiled_cuda_kernel(
         name=f"{ACTIVATE}{name}",
-        compiled_source=products_image(),
+        compiled_source=products_image(name),
         inputs=[sums],
         output_shapes=[(rows, columns)],
         output_dtypes=[sums.dtype],

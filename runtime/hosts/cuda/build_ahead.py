@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-from mlxr.compiler.artifact import KernelEntry, Program, body_of, header_of
+from mlxr.compiler.artifact import DType, KernelEntry, Program, body_of, header_of
 from mlxr.runtime.hosts.cuda.address_table import addresses_image
 from mlxr.runtime.hosts.cuda.build import build_cubin, cuda_source, with_prelude
 from mlxr.runtime.hosts.cuda.compilers import COMPILERS
@@ -25,7 +25,9 @@ class _Builds:
 
     def __init__(self, pool: ThreadPoolExecutor) -> None:
         self._card, self._begun, self._pool = architecture(), set[str](), pool
-        for image in (addresses_image, products_image, recorded_image):
+        for dtype in (DType.BF16, DType.F16):  # f32 is rare
+            pool.submit(products_image, dtype)
+        for image in (addresses_image, recorded_image):
             pool.submit(image)
 
     def begin_kernel(self, entry: KernelEntry, text: str) -> None:

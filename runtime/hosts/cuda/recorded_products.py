@@ -20,6 +20,7 @@ from mlxr.runtime.hosts.mlx.library import added_by_matmul, factor_of_sums, is_f
 NORM, FINISH = "mlxr_norm_", "mlxr_finish_"
 """Kernels, whose names end with the type."""
 _THREADS = 256
+_TYPES = (DType.BF16, DType.F16, DType.F32)
 KINDS = (None, "silu", "gelu", "gelu_tanh", "relu", "relu2", "xielu", "swiglu_oai")
 """The activations, in the order of their numbers."""
 
@@ -80,14 +81,15 @@ def beside_bytes(phase: Phase, tokens: int) -> tuple[int, int]:
 
 
 @functools.cache
-def products_image() -> bytes:
-    """The image of the kernels.
+def products_image(dtype: DType) -> bytes:
+    """The image of a type's kernels.
 
     Raises:
         HostError: they do not compile.
     """
     text = files("mlxr.templates").joinpath("hosts/beside_products_on_cuda.cuh").read_text("utf-8")
-    return build_cubin("mlxr_beside_products", text, architecture())
+    others = "".join(f"#define MLXR_WITHOUT_{other.upper()}\n" for other in _TYPES if other != dtype)
+    return build_cubin(f"mlxr_beside_products_{dtype}", others + text, architecture())
 
 
 def _is_result(call: MatmulCall) -> bool:
@@ -97,7 +99,7 @@ def _is_result(call: MatmulCall) -> bool:
 
 
 def _kernel(name: str, dtype: DType, blocks: int, operands: list[Operand]) -> Call:
-    return Call(f"{name}{dtype}", products_image(), (blocks, 1, 1), _THREADS, operands)
+    return Call(f"{name}{dtype}", products_image(dtype), (blocks, 1, 1), _THREADS, operands)
 
 
 def _numbers(finish: Finish) -> list[int]:

@@ -90,7 +90,7 @@ def launched(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> list[str]
         return [mx.array(out).view(options["output_dtypes"][0])]
 
     monkeypatch.setattr(mx.fast, "precompiled_cuda_kernel", launch)
-    monkeypatch.setattr(activate_sums, "products_image", lambda: b"")
+    monkeypatch.setattr(activate_sums, "products_image", lambda _: b"")
     return names
 
 

@@ -176,7 +176,7 @@ class SimLauncher:
         for module in (recorded_batch, recorded_step, recorded_prompts):
             monkeypatch.setattr(module, "LaunchGraph", graph)
         monkeypatch.setattr(recorded_prompts, "SentNumbers", Sent)
-        monkeypatch.setattr(recorded_products, "products_image", lambda: b"")
+        monkeypatch.setattr(recorded_products, "products_image", lambda _: b"")
         monkeypatch.setattr(recorded_batch, "build_cubin", lambda *_: b"")
         for module in (recorded_step, recording):
             monkeypatch.setattr(module, "overlap", lambda: True)
