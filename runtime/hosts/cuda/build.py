@@ -100,10 +100,12 @@ def build_cubin(name: str, source: str, architecture: str) -> bytes:
     if begun is not None:
         return begun.result()
     try:
-        cubin = compressed(compile_cubin(name, source, flags), architecture)
-        with _cache.workspace() as work:
-            (work / "kernel.cubin").write_bytes(cubin)
-            _cache.publish(work / "kernel.cubin", target)
+        cubin = _cache.read(target)  # another thread may have been done between the two looks
+        if cubin is None:
+            cubin = compressed(compile_cubin(name, source, flags), architecture)
+            with _cache.workspace() as work:
+                (work / "kernel.cubin").write_bytes(cubin)
+                _cache.publish(work / "kernel.cubin", target)
         own.set_result(cubin)
     except BaseException as error:
         own.set_exception(error)
