@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, Self
 
 import mlx.core as mx
 import numpy as np
@@ -30,17 +30,19 @@ from mlxr.runtime.hosts.cuda.handover.card_handover import CardHandover
 from mlxr.runtime.hosts.cuda.kept_weights import KeptWeights
 from mlxr.runtime.hosts.cuda.parallel.peers import Peers
 from mlxr.runtime.hosts.cuda.prefill_steps import PrefillSteps
+from mlxr.runtime.hosts.cuda.products_ahead import begin_products
 from mlxr.runtime.hosts.cuda.recorded_memory import MOST_STEPS, recorded_bytes
 from mlxr.runtime.hosts.cuda.step_kernel import StepImages, build_steps
 from mlxr.runtime.hosts.cuda.step_kernels import StepKernels
 from mlxr.runtime.hosts.exchange import Exchange
 from mlxr.runtime.hosts.handover import ExpertsBeside
-from mlxr.runtime.hosts.host import Logits
+from mlxr.runtime.hosts.host import Logits, Progress
 from mlxr.runtime.hosts.likeliest import LikeliestOfSteps, MoreSteps
 from mlxr.runtime.hosts.mlx.host import MlxHost
 from mlxr.runtime.hosts.mlx.launcher import Arrays, MlxKernel
 from mlxr.runtime.memory.free_memory import FreeMemory, gpu_memory
 from mlxr.runtime.weights.load_weights import MakeArray
+from mlxr.runtime.weights.weight_file import WeightFile
 
 _TOKENS = "token_ids"
 
@@ -88,6 +90,22 @@ class CudaHost(MlxHost):
     def recorded_bytes(cls, plan: Plan) -> int:
         """See `Host.recorded_bytes`."""
         return recorded_bytes(plan)
+
+    @classmethod
+    def from_file(
+        cls,
+        artifact: Artifact,
+        file: WeightFile,
+        arena: Arena,
+        *,
+        threads: int | None = None,
+        progress: Progress | None = None,
+        lender: Self | None = None,
+        resident: int | None = None,
+    ) -> Self:
+        """See `Host.from_file`."""
+        begin_products(artifact.plan)
+        return super().from_file(artifact, file, arena, progress=progress, lender=lender)
 
     @classmethod
     def array_maker(cls) -> MakeArray:

@@ -137,6 +137,7 @@ class MatrixLibrary:
         """
         self._library, self._handle, self._lock = library, _pointer(), threading.Lock()
         self._planned: dict[Product, _Planned] = {}
+        self._found: dict[Product, list[_Planned]] = {}
         self._tried = Counter[Product]()  # by what is the same for all numbers of rows
         library.cublasLtGetVersion.restype = ctypes.c_size_t
         with in_context():
@@ -166,6 +167,27 @@ class MatrixLibrary:
                 places |= zip(tried, self._places(tried, found, by_product, stream), strict=True)
             self._planned |= {product: some[places[product]] for product, some in found.items()}
             self._tried.update(product._replace(rows=0) for product in tried)
+
+    def load(
+        self, products: Sequence[Product], launch_of: Callable[[Product], ProductLaunch], stream: _pointer
+    ) -> None:
+        """Has kernels of products loaded: those that an earlier process has chosen, else all that `prepare` will try.
+
+        Args:
+            products: that are new in one call of `prepare` to come.
+            launch_of: a launch of a product, whose result is of no importance.
+            stream: on which each is started once.
+
+        Raises:
+            HostError: the library has no algorithm for one.
+        """
+        places = ProductChoices(self._library.cublasLtGetVersion(), products).read()
+        for number, product in enumerate(products):
+            with self._lock:
+                planned = self._plan(product)
+                for one in planned if places is None else planned[places[number] :][:1]:
+                    with suppress(HostError):
+                        self._start(one, launch_of(product), stream)
 
     def multiply(self, launch: ProductLaunch, stream: _pointer) -> None:
         """Starts a product on a stream, in MLX's context. It is prepared.
@@ -247,6 +269,11 @@ class MatrixLibrary:
 
     def _plan(self, product: Product) -> list[_Planned]:
         """Some algorithms, the best first, as far as the library knows."""
+        if product not in self._found:
+            self._found[product] = self._ask(product)
+        return self._found[product]
+
+    def _ask(self, product: Product) -> list[_Planned]:
         described, preference, count = _pointer(), _pointer(), ctypes.c_int()
         found = (_Found * _MOST_ALGORITHMS)()
         self._call("cublasLtMatmulDescCreate", ctypes.byref(described), _SUMS_IN_F32, _TYPES[DType.F32])
@@ -286,13 +313,21 @@ class MatrixLibrary:
             raise HostError(f"cuda: {_NAME}'s {name} fails with status {status}")
 
 
-@functools.cache
 def matrix_library() -> MatrixLibrary:
     """The library that MLX has loaded.
 
     Raises:
         HostError: MLX has loaded none, or it refuses.
     """
+    with _opening:
+        return _open()
+
+
+_opening = threading.Lock()
+
+
+@functools.cache
+def _open() -> MatrixLibrary:
     try:
         paths = {line.split(maxsplit=5)[-1] for line in _MAPS.read_text("utf-8").splitlines() if _NAME in line}
     except OSError:

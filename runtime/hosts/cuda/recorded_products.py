@@ -50,15 +50,10 @@ def product_calls(call: MatmulCall, launch: Launch, dims: Dims) -> list[Call | P
         numbers = (columns, stride, _bits(call.norm.eps), call.norm.kind == "layer")
         operands: list[Operand] = [x, bound.get("norm", 0), bound.get("norm_bias", 0), NORMED, *map(int, numbers)]
         calls.append(_kernel(NORM, dtype, rows, operands))
-        x, stride = NORMED, columns
-    product = Product(rows, features, columns, stride, dtype)
-    types = {name: port.dtype for name, port in ports.items()}
-    added = added_by_matmul(types, finish, dtype)
+        x = NORMED
+    product = product_of(call, dims)
     sums = out if _is_result(call) else SUMS
-    adds, has_bias = added == "residual", added == "bias"
-    if added is not None:
-        product = product._replace(adds=adds, has_bias=has_bias, alpha=factor_of_sums(finish, added))
-    beside = (bound["residual"] if adds else 0, bound["bias"] if has_bias else 0)
+    beside = (bound["residual"] if product.adds else 0, bound["bias"] if product.has_bias else 0)
     calls.append(ProductCall(product, [x, bound["weight"], *beside, sums, WORKSPACE]))
     if sums != out:
         width = features // 2 if finish.gated else features
@@ -68,6 +63,19 @@ def product_calls(call: MatmulCall, launch: Launch, dims: Dims) -> list[Call | P
         vector = vector if width % vector == 0 else 1
         calls.append(_kernel(FINISH, dtype, -(-rows * width // vector // _THREADS), operands))
     return calls
+
+
+def product_of(call: MatmulCall, dims: Dims) -> Product:
+    """The product of a library call."""
+    ports, finish, dtype = {port.name: port for port in call.ports}, call.finish, call.dtype
+    rows, stride = shape_of(ports["x"].shape, dims)
+    features, columns = shape_of(ports["weight"].shape, dims)
+    product = Product(rows, features, columns, stride if call.norm is None else columns, dtype)
+    added = added_by_matmul({name: port.dtype for name, port in ports.items()}, finish, dtype)
+    if added is None:
+        return product
+    factor = factor_of_sums(finish, added)
+    return product._replace(adds=added == "residual", has_bias=added == "bias", alpha=factor)
 
 
 def beside_bytes(phase: Phase, tokens: int) -> tuple[int, int]:

@@ -193,7 +193,7 @@ def test_where_mlx_has_loaded_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     maps.write_text("7f0000-7f1000 r-xp 0 08:01 1 /lib/libc.so.6\n", "utf-8")
     monkeypatch.setattr(matrix_library, "_MAPS", maps)
     with pytest.raises(HostError, match=r"MLX has not loaded libcublasLt\.so"):
-        matrix_library.matrix_library.__wrapped__()
+        matrix_library._open.__wrapped__()
 
 
 def test_a_library_that_cannot_be_opened_again_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_a_library_that_cannot_be_opened_again_is_told(monkeypatch: pytest.Monke
     maps.write_text("7f0000-7f1000 r-xp 00000000 08:01 1          /own files/libcublasLt.so.13\n", "utf-8")
     monkeypatch.setattr(matrix_library, "_MAPS", maps)
     with pytest.raises(HostError, match=r"cannot be used: /own files/libcublasLt\.so\.13"):
-        matrix_library.matrix_library.__wrapped__()
+        matrix_library._open.__wrapped__()
 
 
 @pytest.mark.parametrize("fails", [False, True])
