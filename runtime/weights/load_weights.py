@@ -215,7 +215,9 @@ def _tasks_at(put: Put, at: int, tensor: TensorRows, dtype: DType) -> Iterator[T
         tensor.forget(first, last)
         return numbers.nbytes
 
-    return tasks_of(write, tensor.num_rows, tensor.num_rows if tensor.columns == 1 else _rows_per_task(tensor))
+    is_copied = tensor.format == dtype and not tensor.is_changed
+    most = _rows_per_copy(tensor) if is_copied else _rows_per_task(tensor)
+    return tasks_of(write, tensor.num_rows, tensor.num_rows if tensor.columns == 1 else most)
 
 
 def _byte_tasks(put: Put, weight: WeightPlan, tensors: Sequence[TensorRows]) -> Iterator[Task]:
@@ -224,8 +226,8 @@ def _byte_tasks(put: Put, weight: WeightPlan, tensors: Sequence[TensorRows]) -> 
     places = part_places([(part.format, part.shape[0]) for part in weight.parts], columns)
     for part, tensor, offsets in zip(weight.parts, tensors, places, strict=True):
         if part.format.is_quantised:
-            copy, rows_per_task = partial(_copy_planes, tensor, put, offsets), 4 * _rows_per_task(tensor)
-            yield from tasks_of(copy, tensor.num_rows, rows_per_task)
+            copy = partial(_copy_planes, tensor, put, offsets)
+            yield from tasks_of(copy, tensor.num_rows, _rows_per_copy(tensor))
         else:
             yield from _tasks_at(put, offsets[0], tensor, DType(str(part.format)))
 
@@ -239,6 +241,12 @@ def _copy_planes(tensor: TensorRows, put: Put, offsets: Sequence[int], first: in
         count += rows.nbytes
     tensor.forget(first, last)
     return count
+
+
+def _rows_per_copy(tensor: TensorRows) -> int:
+    """Larger pieces take less of Python's time, as long as there is one for each thread."""
+    for_each = -(-tensor.num_rows // _MOST_THREADS)
+    return max(1, min(4 * SLAB_ELEMENTS // max(1, tensor.columns), for_each))
 
 
 def _rows_per_task(tensor: TensorRows) -> int:

@@ -5,6 +5,7 @@ whole array first, page by page, and only then have it copied.
 """
 
 import ctypes
+import threading
 import weakref
 from contextlib import suppress
 from queue import SimpleQueue
@@ -20,7 +21,7 @@ from mlxr.runtime.hosts.cuda.launch_graph import Event
 
 _PIECES, _PIECE_BYTES = 24, 4 << 20
 """Enough for 16 threads (see load_weights.py), some of whose pieces are on their way."""
-_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
+_NON_BLOCKING, _RELAXED = 1, 2  # CU_STREAM_NON_BLOCKING, CU_STREAM_CAPTURE_MODE_RELAXED
 _IS_MANAGED = 8  # CU_POINTER_ATTRIBUTE_IS_MANAGED
 
 
@@ -40,7 +41,9 @@ class CardWriter:
             HostError: the driver refuses.
         """
         self._stream, self._pieces = ctypes.c_void_p(), SimpleQueue[_Piece]()
+        self._context, self._of_thread = ctypes.c_void_p(), threading.local()
         with in_context():
+            call("cuCtxGetCurrent", ctypes.byref(self._context))  # MLX keeps it
             call("cuStreamCreate", ctypes.byref(self._stream), _NON_BLOCKING)
         weakref.finalize(self, _destroy_stream, self._stream).atexit = False
         for _ in range(_PIECES):
@@ -50,23 +53,28 @@ class CardWriter:
             self._pieces.put(_Piece(memory, copied, content))
 
     def write(self, address: int, numbers: npt.NDArray[Any]) -> None:
-        """Has contiguous numbers copied to an address, which are read before this returns. Several threads may call it.
+        """Has contiguous numbers copied to an address, which are read before this returns.
+
+        Several threads may call it; each then has the card's context.
 
         Raises:
             HostError: the driver refuses.
         """
         content = numbers.reshape(-1).view(np.uint8)
-        with in_context():
-            for first in range(0, len(content), _PIECE_BYTES):
-                part, piece = content[first : first + _PIECE_BYTES], self._pieces.get()
-                try:
-                    piece.copied.wait()
-                    piece.content[: len(part)] = part
-                    places = ctypes.c_uint64(address + first), ctypes.c_void_p(piece.memory.address)
-                    call("cuMemcpyHtoDAsync_v2", *places, ctypes.c_size_t(len(part)), self._stream)
-                    piece.copied.record(self._stream.value or 0)
-                finally:
-                    self._pieces.put(piece)
+        if not hasattr(self._of_thread, "is_ready"):  # one thread writes many times
+            call("cuCtxSetCurrent", self._context)
+            call("cuThreadExchangeStreamCaptureMode", ctypes.byref(ctypes.c_int(_RELAXED)))
+            self._of_thread.is_ready = True
+        for first in range(0, len(content), _PIECE_BYTES):
+            part, piece = content[first : first + _PIECE_BYTES], self._pieces.get()
+            try:
+                piece.copied.wait()
+                piece.content[: len(part)] = part
+                places = ctypes.c_uint64(address + first), ctypes.c_void_p(piece.memory.address)
+                call("cuMemcpyHtoDAsync_v2", *places, ctypes.c_size_t(len(part)), self._stream)
+                piece.copied.record(self._stream.value or 0)
+            finally:
+                self._pieces.put(piece)
 
     def wait(self) -> None:
         """Waits until all that was written is there.
