@@ -1,8 +1,9 @@
 """Host cuda: the artifact's Metal kernels, compiled for an NVIDIA GPU.
 
     device         the GPU, whether MLX can use it, and MLX's settings there
-    build, nvrtc   kernel text -> machine code, cached by content
-    build_ahead    the same, while the rest of the artifact is still being compiled
+    build, nvrtc   kernel text -> machine code, cached by content, by processes of NVIDIA's compiler (compilers)
+    *_ahead        what is begun while the rest of the artifact is still being compiled, or its weights are read
+    card_writer    weights to the card's memory
     host           puts together what runs the plan's kernels through MLX
     *_steps        decode steps and prompts, in traces
     step_*         a whole decode step as one kernel
