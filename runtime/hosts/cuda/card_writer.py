@@ -19,7 +19,7 @@ from mlxr.runtime.hosts.cuda.driver import call, in_context
 from mlxr.runtime.hosts.cuda.handover.pinned_memory import PinnedMemory
 from mlxr.runtime.hosts.cuda.launch_graph import Event
 
-_PIECES, _PIECE_BYTES = 24, 4 << 20
+_PIECES, _PIECE_BYTES = 24, 2 << 20
 """Enough for 16 threads (see load_weights.py), some of whose pieces are on their way."""
 _NON_BLOCKING, _RELAXED = 1, 2  # CU_STREAM_NON_BLOCKING, CU_STREAM_CAPTURE_MODE_RELAXED
 _IS_MANAGED = 8  # CU_POINTER_ATTRIBUTE_IS_MANAGED

@@ -9,10 +9,14 @@ bytes as that says: {"library", "options", "name", "size"} and a text; back {"st
 
 import ctypes
 import json
+import os
 import signal
 import sys
 from collections.abc import Sequence
 from typing import Any
+
+_NICE = 5
+"""Whoever asks has other work too, which others wait for: it writes the texts, and reads weights."""
 
 
 def compile_text(library: ctypes.CDLL, name: str, source: bytes, options: Sequence[str]) -> tuple[int, bytes, str]:
@@ -51,6 +55,7 @@ def _read(library: ctypes.CDLL, program: ctypes.c_void_p, what: str) -> bytes:
 def main() -> None:
     """Answers until nobody asks any more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who asks ends this
+    os.nice(_NICE)
     asked, answers = sys.stdin.buffer, sys.stdout.buffer
     while line := asked.readline():
         message: dict[str, Any] = json.loads(line)

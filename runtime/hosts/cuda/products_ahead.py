@@ -28,23 +28,24 @@ _FREE_BYTES = 4 << 30
 """Memory that must be left when the weights are there."""
 
 
-def begin_products(plan: Plan) -> threading.Thread | None:
-    """Begins, if prompts of the plan have products that are recorded, and there is memory for it."""
+def begin_products(plan: Plan) -> threading.Thread:
+    """Begins. Nothing is done if prompts of the plan have no products that are recorded, or if memory is short."""
+    thread = threading.Thread(target=_load, args=(plan,), name="mlxr-products", daemon=True)
+    thread.start()
+    return thread
+
+
+def _load(plan: Plan) -> None:
     groups = list(products_of_prompts(plan)) if is_recorded(plan) else []
     if not groups:
-        return None
+        return
     size_bytes = max(operand_bytes(product) for group in groups for product in group)
     with suppress(HostError):
         library, free = matrix_library(), ctypes.c_size_t()
         with in_context():
             call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(ctypes.c_size_t()))
         if free.value >= plan.program("metal").memory.weights_bytes + size_bytes + _FREE_BYTES:
-            thread = threading.Thread(
-                target=_run, args=(library, groups, size_bytes), name="mlxr-products", daemon=True
-            )
-            thread.start()
-            return thread
-    return None
+            _run(library, groups, size_bytes)
 
 
 def products_of_prompts(plan: Plan) -> Iterator[list[Product]]:
@@ -77,7 +78,7 @@ _ALIGNMENT = 256
 
 def _run(library: MatrixLibrary, groups: list[list[Product]], size_bytes: int) -> None:
     memory = ctypes.c_uint64()
-    with suppress(HostError), in_context():
+    with in_context():
         call("cuMemAlloc_v2", ctypes.byref(memory), ctypes.c_size_t(size_bytes))
         try:
             with own_stream() as stream:

@@ -71,10 +71,9 @@ def test_each_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(FakeDriver, "cuMemGetInfo_v2", staticmethod(tell), raising=False)
     monkeypatch.setattr(products_ahead, "matrix_library", Library)
-    thread = begin_products(plan)
-    assert thread is not None
-    thread.join()
+    begin_products(plan).join()
     assert loaded == [product for group in products_of_prompts(plan) for product in group]
     assert not driver.on_card and not driver.retained
-    free[0] = 1 << 31
-    assert begin_products(plan) is None
+    free[0], driver.allocated = 1 << 31, 0
+    begin_products(plan).join()
+    assert not driver.allocated
