@@ -6,7 +6,7 @@ from mlxr.compiler.schedule.geometry import Geometry
 from mlxr_tests.early_reads import early_ports, reads_of_steps
 from mlxr_tests.family_specs import ALL_SPECS, family_spec
 from mlxr_tests.few import few
-from mlxr_tests.specs import compiled
+from mlxr_tests.specs import compiled, small_spec
 from mlxr_tests.variants import VARIANTS, variant
 
 
@@ -17,3 +17,11 @@ def test_only_what_is_there_is_read_before_the_wait(name: str) -> None:
     assert all(launches > 1 and is_volatile for *_, launches, is_volatile in reads_of_steps(artifact))
     early = [early_ports(artifact, entry.name) for entry in artifact.plan.first.kernels]
     assert any("weight" in ports or "k_arena" in ports for ports in early)
+
+
+@pytest.mark.parametrize("threadgroups", [0, 4])
+def test_what_a_norm_multiplies_by_is_read_before_the_wait(threadgroups: int) -> None:
+    """It comes from memory, as the weight does; of one row, by one tile of outputs and by several."""
+    artifact = compiled(small_spec(), Geometry.of(matvec_threadgroups=threadgroups))
+    for label in ("qkv", "gate_up", "logits"):
+        assert {"norm", "weight"} <= set(early_ports(artifact, artifact.kernel_entry(label).name))

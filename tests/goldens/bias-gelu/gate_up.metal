@@ -1,4 +1,4 @@
-// gate_up_848801de
+// gate_up_ed6c8508
 // small spec of a test
 //
 // Projection of one row: out = gelu(rms_norm(x) @ gate.T + bias) * (rms_norm(x) @ up.T + bias), weight = [gate; up].
@@ -48,7 +48,7 @@ inline float activate(float x) {
 
 
 // ---- kernel
-[[kernel]] void gate_up_848801de(
+[[kernel]] void gate_up_ed6c8508(
   const device float* x [[buffer(0)]],
   const device float* weight [[buffer(1)]],
   const device float* norm [[buffer(2)]],
@@ -79,6 +79,12 @@ inline float activate(float x) {
     w[r] = Row_f32{weight + (ulong)row * 48u};
     w[2 + r] = Row_f32{weight + (ulong)(row + 40u) * 48u};
   }
+  float4 norms[1][1];
+#pragma unroll
+  for (uint run = 0; run < 1u; run++) {
+    const uint column = min(lane, 11u) * 4u;
+    load_f32_4(norm + column + run * 4u, norms[run]);
+  }
   // Lanes without columns in the last step load what they will not use, so that no load waits for a comparison.
   Raw_f32 raws[1][4];
 #pragma unroll
@@ -100,9 +106,7 @@ inline float activate(float x) {
 #pragma unroll
     for (uint run = 0; run < 1u; run++) {
       float4 v[1];
-      float4 n[1];
-      load_f32_4(norm + column + run * 4u, n);
-
+      const thread float4* n = norms[run];
       load_f32_4(input + column + run * 4u, v);
 #pragma unroll
       for (uint j = 0; j < 1u; j++) {

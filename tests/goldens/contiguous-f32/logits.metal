@@ -1,4 +1,4 @@
-// logits_6f4ca721
+// logits_425b98a3
 // small spec of a test
 //
 // Projection of one row: out = rms_norm(x[rows]) @ weight.T.
@@ -39,7 +39,7 @@ inline void codes_f32(Raw_f32 raw, uint run, thread float4* c) { c[0] = raw.v; }
 
 
 // ---- kernel
-[[kernel]] void logits_6f4ca721(
+[[kernel]] void logits_425b98a3(
   const device float* x [[buffer(0)]],
   const device float* weight [[buffer(1)]],
   const device float* norm [[buffer(2)]],
@@ -70,6 +70,12 @@ inline void codes_f32(Raw_f32 raw, uint run, thread float4* c) { c[0] = raw.v; }
     const uint row = min(first + r, end - 1);
     w[r] = Row_f32{weight + (ulong)row * 48u};
   }
+  float4 norms[1][1];
+#pragma unroll
+  for (uint run = 0; run < 1u; run++) {
+    const uint column = min(lane, 11u) * 4u;
+    load_f32_4(norm + column + run * 4u, norms[run]);
+  }
   // Lanes without columns in the last step load what they will not use, so that no load waits for a comparison.
   Raw_f32 raws[1][4];
 #pragma unroll
@@ -91,9 +97,7 @@ inline void codes_f32(Raw_f32 raw, uint run, thread float4* c) { c[0] = raw.v; }
 #pragma unroll
     for (uint run = 0; run < 1u; run++) {
       float4 v[1];
-      float4 n[1];
-      load_f32_4(norm + column + run * 4u, n);
-
+      const thread float4* n = norms[run];
       load_f32_4(input + column + run * 4u, v);
 #pragma unroll
       for (uint j = 0; j < 1u; j++) {

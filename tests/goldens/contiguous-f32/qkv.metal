@@ -1,4 +1,4 @@
-// qkv_7d412349
+// qkv_976342aa
 // small spec of a test
 //
 // Projection of one row: out = rms_norm(x) @ weight.T.
@@ -38,7 +38,7 @@ inline void codes_f32(Raw_f32 raw, uint run, thread float4* c) { c[0] = raw.v; }
 
 
 // ---- kernel
-[[kernel]] void qkv_7d412349(
+[[kernel]] void qkv_976342aa(
   const device float* x [[buffer(0)]],
   const device float* weight [[buffer(1)]],
   const device float* norm [[buffer(2)]],
@@ -67,6 +67,12 @@ inline void codes_f32(Raw_f32 raw, uint run, thread float4* c) { c[0] = raw.v; }
     const uint row = first + r;
     w[r] = Row_f32{weight + (ulong)row * 48u};
   }
+  float4 norms[1][1];
+#pragma unroll
+  for (uint run = 0; run < 1u; run++) {
+    const uint column = min(lane, 11u) * 4u;
+    load_f32_4(norm + column + run * 4u, norms[run]);
+  }
   // Lanes without columns in the last step load what they will not use, so that no load waits for a comparison.
   Raw_f32 raws[1][4];
 #pragma unroll
@@ -88,9 +94,7 @@ inline void codes_f32(Raw_f32 raw, uint run, thread float4* c) { c[0] = raw.v; }
 #pragma unroll
     for (uint run = 0; run < 1u; run++) {
       float4 v[1];
-      float4 n[1];
-      load_f32_4(norm + column + run * 4u, n);
-
+      const thread float4* n = norms[run];
       load_f32_4(input + column + run * 4u, v);
 #pragma unroll
       for (uint j = 0; j < 1u; j++) {

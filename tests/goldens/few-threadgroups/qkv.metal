@@ -1,4 +1,4 @@
-// qkv_99ea6402
+// qkv_8c65e219
 // small spec of a test
 //
 // Projection of one row: out = rms_norm(x) @ weight.T.
@@ -149,7 +149,7 @@ inline void values_q6_k(Raw_q6_k raw, uint run, thread float4* c) {
 
 
 // ---- kernel
-[[kernel]] void qkv_99ea6402(
+[[kernel]] void qkv_8c65e219(
   const device bfloat16_t* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device float* norm [[buffer(2)]],
@@ -184,8 +184,12 @@ inline void values_q6_k(Raw_q6_k raw, uint run, thread float4* c) {
         raw[step][r] = raw_q4_k(Row_q4_k{weight + (ulong)row * 144u}, piece_of[step]);
       }
     }
-    MLXR_AWAIT_INPUTS()
     float4 of_x[1][2][2];
+#pragma unroll
+    for (uint i = 0; i < 2u; i++) {
+      load_f32_8(norm + piece_of[i / 2u] / 4u * 64u + piece_of[i / 2u] % 4u * 8u + i % 2u * 32u, of_x[i / 2u][i % 2u]);
+    }
+    MLXR_AWAIT_INPUTS()
     float total[1][2];
 #pragma unroll
     for (uint step = 0; step < 1u; step++) {
@@ -199,9 +203,7 @@ inline void values_q6_k(Raw_q6_k raw, uint run, thread float4* c) {
           v[j] = float4(0.0f);
         }
         if (has) {
-        float4 n[2];
-        load_f32_8(norm + column + run * 32u, n);
-
+        const thread float4* n = of_x[step][run];
         load_bf16_8(input + column + run * 32u, v);
 #pragma unroll
         for (uint j = 0; j < 2u; j++) {
@@ -283,8 +285,12 @@ inline void values_q6_k(Raw_q6_k raw, uint run, thread float4* c) {
         raw[step][r] = raw_q6_k(Row_q6_k{weight + 46080ul + (ulong)(row - 320u) * 210u}, piece_of[step]);
       }
     }
-    MLXR_AWAIT_INPUTS()
     float4 of_x[1][4][1];
+#pragma unroll
+    for (uint i = 0; i < 4u; i++) {
+      load_f32_4(norm + piece_of[i / 4u] / 8u * 128u + piece_of[i / 4u] % 8u * 4u + i % 4u * 32u, of_x[i / 4u][i % 4u]);
+    }
+    MLXR_AWAIT_INPUTS()
 #pragma unroll
     for (uint step = 0; step < 1u; step++) {
       const uint column = piece_of[step] / 8u * 128u + piece_of[step] % 8u * 4u;
@@ -297,9 +303,7 @@ inline void values_q6_k(Raw_q6_k raw, uint run, thread float4* c) {
           v[j] = float4(0.0f);
         }
         if (has) {
-        float4 n[1];
-        load_f32_4(norm + column + run * 32u, n);
-
+        const thread float4* n = of_x[step][run];
         load_bf16_4(input + column + run * 32u, v);
 #pragma unroll
         for (uint j = 0; j < 1u; j++) {

@@ -1,4 +1,4 @@
-// logits_8c942448
+// logits_8117fa6b
 // small spec of a test
 //
 // Projection of one row: out = rms_norm(x[rows]) @ weight.T.
@@ -52,7 +52,7 @@ inline void codes_bf16(Raw_bf16 raw, uint run, thread float4* c) { unpack_bf16(r
 
 
 // ---- kernel
-[[kernel]] void logits_8c942448(
+[[kernel]] void logits_8117fa6b(
   const device bfloat16_t* x [[buffer(0)]],
   const device bfloat16_t* weight [[buffer(1)]],
   const device float* norm [[buffer(2)]],
@@ -83,6 +83,12 @@ inline void codes_bf16(Raw_bf16 raw, uint run, thread float4* c) { unpack_bf16(r
     const uint row = min(first + r, end - 1);
     w[r] = Row_bf16{weight + (ulong)row * 48u};
   }
+  float4 norms[1][2];
+#pragma unroll
+  for (uint run = 0; run < 1u; run++) {
+    const uint column = min(lane, 5u) * 8u;
+    load_f32_8(norm + column + run * 8u, norms[run]);
+  }
   // Lanes without columns in the last step load what they will not use, so that no load waits for a comparison.
   Raw_bf16 raws[1][4];
 #pragma unroll
@@ -104,9 +110,7 @@ inline void codes_bf16(Raw_bf16 raw, uint run, thread float4* c) { unpack_bf16(r
 #pragma unroll
     for (uint run = 0; run < 1u; run++) {
       float4 v[2];
-      float4 n[2];
-      load_f32_8(norm + column + run * 8u, n);
-
+      const thread float4* n = norms[run];
       load_bf16_8(input + column + run * 8u, v);
 #pragma unroll
       for (uint j = 0; j < 2u; j++) {

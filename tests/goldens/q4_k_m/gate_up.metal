@@ -1,4 +1,4 @@
-// gate_up_ff5815b2
+// gate_up_75beaed2
 // small spec of a test
 //
 // Projection of one row: out = silu(rms_norm(x) @ gate.T) * (rms_norm(x) @ up.T), weight = [gate; up].
@@ -127,7 +127,7 @@ inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
 
 
 // ---- kernel
-[[kernel]] void gate_up_ff5815b2(
+[[kernel]] void gate_up_75beaed2(
   const device float* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device float* norm [[buffer(2)]],
@@ -157,6 +157,12 @@ inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
     const uint row = first + r;
     w[r] = Row_q4_k{weight + (ulong)row * 144u};
   }
+  float4 norms[2][2];
+#pragma unroll
+  for (uint run = 0; run < 2u; run++) {
+    const uint column = min(lane, 15u) / 4u * 64u + min(lane, 15u) % 4u * 8u;
+    load_f32_8(norm + column + run * 32u, norms[run]);
+  }
   // Lanes without columns in the last step load what they will not use, so that no load waits for a comparison.
   Raw_q4_k raws[1][2];
 #pragma unroll
@@ -178,9 +184,7 @@ inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
 #pragma unroll
     for (uint run = 0; run < 2u; run++) {
       float4 v[2];
-      float4 n[2];
-      load_f32_8(norm + column + run * 32u, n);
-
+      const thread float4* n = norms[run];
       load_f32_8(input + column + run * 32u, v);
 #pragma unroll
       for (uint j = 0; j < 2u; j++) {
@@ -211,6 +215,12 @@ inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
     const uint row = first + r;
     w[r] = Row_q5_k{weight + 73728ul + (ulong)row * 176u};
   }
+  float4 norms[2][2];
+#pragma unroll
+  for (uint run = 0; run < 2u; run++) {
+    const uint column = min(lane, 15u) / 4u * 64u + min(lane, 15u) % 4u * 8u;
+    load_f32_8(norm + column + run * 32u, norms[run]);
+  }
   // Lanes without columns in the last step load what they will not use, so that no load waits for a comparison.
   Raw_q5_k raws[1][2];
 #pragma unroll
@@ -232,9 +242,7 @@ inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
 #pragma unroll
     for (uint run = 0; run < 2u; run++) {
       float4 v[2];
-      float4 n[2];
-      load_f32_8(norm + column + run * 32u, n);
-
+      const thread float4* n = norms[run];
       load_f32_8(input + column + run * 32u, v);
 #pragma unroll
       for (uint j = 0; j < 2u; j++) {

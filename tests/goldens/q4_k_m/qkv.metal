@@ -1,4 +1,4 @@
-// qkv_0d9349ac
+// qkv_9324757f
 // small spec of a test
 //
 // Projection of one row: out = rms_norm(x) @ weight.T.
@@ -135,7 +135,7 @@ inline void values_q6_k(Raw_q6_k raw, uint run, thread float4* c) {
 
 
 // ---- kernel
-[[kernel]] void qkv_0d9349ac(
+[[kernel]] void qkv_9324757f(
   const device float* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device float* norm [[buffer(2)]],
@@ -170,6 +170,12 @@ inline void values_q6_k(Raw_q6_k raw, uint run, thread float4* c) {
     const uint row = first + r;
     w[r] = Row_q4_k{weight + (ulong)row * 144u};
   }
+  float4 norms[2][2];
+#pragma unroll
+  for (uint run = 0; run < 2u; run++) {
+    const uint column = min(lane, 15u) / 4u * 64u + min(lane, 15u) % 4u * 8u;
+    load_f32_8(norm + column + run * 32u, norms[run]);
+  }
   // Lanes without columns in the last step load what they will not use, so that no load waits for a comparison.
   Raw_q4_k raws[1][4];
 #pragma unroll
@@ -191,9 +197,7 @@ inline void values_q6_k(Raw_q6_k raw, uint run, thread float4* c) {
 #pragma unroll
     for (uint run = 0; run < 2u; run++) {
       float4 v[2];
-      float4 n[2];
-      load_f32_8(norm + column + run * 32u, n);
-
+      const thread float4* n = norms[run];
       load_f32_8(input + column + run * 32u, v);
 #pragma unroll
       for (uint j = 0; j < 2u; j++) {
@@ -224,6 +228,12 @@ inline void values_q6_k(Raw_q6_k raw, uint run, thread float4* c) {
     const uint row = first + r;
     w[r] = Row_q6_k{weight + 46080ul + (ulong)(row - 320u) * 210u};
   }
+  float4 norms[4][1];
+#pragma unroll
+  for (uint run = 0; run < 4u; run++) {
+    const uint column = min(lane, 15u) / 8u * 128u + min(lane, 15u) % 8u * 4u;
+    load_f32_4(norm + column + run * 32u, norms[run]);
+  }
   // Lanes without columns in the last step load what they will not use, so that no load waits for a comparison.
   Raw_q6_k raws[1][4];
 #pragma unroll
@@ -245,9 +255,7 @@ inline void values_q6_k(Raw_q6_k raw, uint run, thread float4* c) {
 #pragma unroll
     for (uint run = 0; run < 4u; run++) {
       float4 v[1];
-      float4 n[1];
-      load_f32_4(norm + column + run * 32u, n);
-
+      const thread float4* n = norms[run];
       load_f32_4(input + column + run * 32u, v);
 #pragma unroll
       for (uint j = 0; j < 1u; j++) {
