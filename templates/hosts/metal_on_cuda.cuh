@@ -52,38 +52,11 @@ extern __shared__ __align__(MLXR_POOL_ALIGNMENT) unsigned char mlxr_pool[];
         asm volatile("griddepcontrol.wait;" ::: "memory");        \
         asm volatile("griddepcontrol.launch_dependents;" ::);     \
     }
+#define MLXR_LEAD() asm volatile("griddepcontrol.launch_dependents;" ::);
 #define MLXR_AHEAD(stages) stages  // while the launch before ends
-// Blocks of a cluster, which read each other's memory once they have met; see templates/metal/matmul_stages.metal.jinja.
-// Recorded launches have clusters, those of MLX have none.
-#define MLXR_ARE_TOGETHER() mlxr_are_together()
-__forceinline__ bool mlxr_are_together() {
-    unsigned blocks;
-    asm("mov.u32 %0, %%cluster_nctaid.x;" : "=r"(blocks));
-    return blocks > 1;
-}
-#define MLXR_OF_RANK(place, rank) mlxr_of_rank(place, rank)
-#define MLXR_ARRIVE() asm volatile("barrier.cluster.arrive.release;" ::: "memory");
-#define MLXR_AWAIT_ALL() asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
-#define MLXR_MEET() MLXR_ARRIVE() MLXR_AWAIT_ALL()
-// They meet to read each other's threadgroup memory alone: MLXR_ARRIVE also waits for what others on the card could see.
-#if __CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__ >= 1208
-#define MLXR_MEET_TO_READ()                                                                                             \
-    asm volatile("fence.release.sync_restrict::shared::cta.cluster;\nbarrier.cluster.arrive.relaxed;" ::: "memory"); \
-    MLXR_AWAIT_ALL()
-#else
-#define MLXR_MEET_TO_READ() MLXR_MEET()
-#endif
-#define MLXR_LEAVE() asm volatile("barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait;" ::: "memory");
-__forceinline__ float mlxr_of_rank(const float* place, unsigned rank) {
-    unsigned at;
-    float x;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"((unsigned)__cvta_generic_to_shared(place)), "r"(rank));
-    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(x) : "r"(at) : "memory");
-    return x;
-}
-#define MLXR_VECTOR_OF_RANK(place, rank) mlxr_vector_of_rank(place, rank)
 #else
 #define MLXR_AWAIT_INPUTS()
+#define MLXR_LEAD()
 #endif
 #endif
 
@@ -306,13 +279,6 @@ __forceinline__ void mlxr_want(const void* p, uint bytes) {
 #if __CUDA_ARCH__ >= 900
 #define MLXR_WANT_RUN(p, bytes) \
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"((uint)(bytes)) : "memory")
-__forceinline__ float4 mlxr_vector_of_rank(const float4* place, uint rank) {
-    uint at;
-    float4 v;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"((uint)__cvta_generic_to_shared(place)), "r"(rank));
-    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(at) : "memory");
-    return v;
-}
 #endif
 
 enum class mem_flags { mem_none, mem_threadgroup, mem_device };

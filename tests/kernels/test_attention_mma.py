@@ -107,7 +107,7 @@ MISTAKES = [
     ("if (owner) {", "if (!owner) {", 2),
     ("simd_shuffle(keep, quad * 8 + 4)", "simd_shuffle(keep, quad * 8)", 1),
     ("const bool owner = rank == ranks - 1", "const bool owner = rank == ranks", 3),
-    ("own_sums[i] = v;", "own_sums[i] = v + v;", 3),
+    ("at, float2(largest, sum)", "at, float2(largest, 1.0f)", 3),
     ("(end - begin + 15) / 16", "(end - begin) / 16", 1),
 ]
 """What the text has, what it becomes, and the case: 1 whole contexts, 2 partitions, 3 contexts that are shared."""

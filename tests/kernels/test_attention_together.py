@@ -1,7 +1,7 @@
 """Decode attention whose threadgroups share a context, as where they read each other's memory: in two launches on sim.
 
-The first launch leaves what each threadgroup would show the others behind the numbers of buffer `layer`, and the second
-one reads it there.
+The first launch leaves what each threadgroup sends to others behind the numbers of buffer `layer`, and the second one
+gets it there.
 """
 
 import ctypes
@@ -30,21 +30,10 @@ CASES = [
     Case(8, 2, 64, "f16", "f16", "block", "paged", 16, None, "half", extras="element-gate"),
     Case(8, 1, 64, "bf16", "bf16", "layer", "paged", 16, None, "half"),
 ]
-SHORT = [(CASES[0], 8), (CASES[1], 2)]
+SHORT = [(CASES[0], 8), (CASES[1], 2), (CASES[2], 4)]
 HALF = 1 << 20
 """Numbers that one launch may leave, after `layer`."""
 ROOM = HALF // 4
-MEETING = "  // Merge the threadgroups: each finishes a part of the elements.\n  MLXR_MEET_TO_READ()\n"
-LEAVE = """
-  threadgroup_barrier(mem_flags::mem_threadgroup);
-  for (uint i = thread_index_in_threadgroup; i < {sums}u; i += {threads}u) {{
-    {at_sums}[i] = ((const threadgroup float*)own_sums)[i];
-  }}
-  for (uint i = thread_index_in_threadgroup; i < {heads}u; i += {threads}u) {{
-    {at_max}[i] = own_max[i];
-    {at_total}[i] = own_total[i];
-  }}
-"""
 
 
 def number(pattern: str, text: str) -> int:
@@ -54,25 +43,29 @@ def number(pattern: str, text: str) -> int:
 
 
 def in_two_launches(artifact: Artifact, together: int) -> Artifact:
-    """The artifact with a kernel that reads what others of the launch before have left."""
+    """The artifact with a kernel that gets what others of the launch before have sent."""
     entry = artifact.kernel_entry("attend_mma")
     text = artifact.kernel_text(entry.name)
-    heads = number(r"MLXR_THREADGROUP\(float, own_max, (\d+)\)", text)
-    sums = 4 * number(r"const uint vectors = (\d+)u / ranks;", text)
     kv_heads = number(r"Grid: \((\d+) KV heads", text)
+    counts = {name: number(rf"MLXR_THREADGROUP\(float\d, {name}, (\d+)\)", text) for name in ("sent", "sent_of")}
 
-    def at(part: int, each: int, rank: str, half: int) -> str:
-        place = f"((sequence * {kv_heads}u + kv_head) * {together}u + {rank}) * {each}u"
-        return f"((device float*)const_cast<device uint*>(layer) + {half * HALF + 1024 + part * ROOM}u + {place})"
+    def at(name: str, rank: str, half: int) -> str:
+        width, part = (4, 0) if name == "sent" else (2, 1)
+        place = f"((sequence * {kv_heads}u + kv_head) * {together}u + {rank}) * {width * counts[name]}u"
+        begin = f"const_cast<device uint*>(layer) + {half * HALF + 1024 + part * ROOM}u"
+        return f"((device float{width}*)({begin} + {place}))"
 
-    parts = {"max": (0, heads), "total": (1, heads), "sums": (2, sums)}
-    left = {f"at_{name}": at(*part, "rank", 0) for name, part in parts.items()}
+    of_all = "uint i = thread_index_in_threadgroup; i < {}u; i += {}u"
+    copies = "".join(
+        f" for ({of_all.format(count, entry.threads)}) {{ {name}[i] = {at(name, 'rank', 1)}[i]; }}"
+        for name, count in counts.items()
+    )
+    barrier = "threadgroup_barrier(mem_flags::mem_threadgroup);"
     changes = {
-        MEETING: LEAVE.format(sums=sums, heads=heads, threads=entry.threads, **left),
         "MLXR_ARE_TOGETHER() ?": "true ?",
-        "MLXR_OF_RANK(own_max + g, r)": at(*parts["max"], "r", 1) + "[g]",
-        "MLXR_OF_RANK(own_total + g, r)": at(*parts["total"], "r", 1) + "[g]",
-        "MLXR_VECTOR_OF_RANK(own_sums + vector, r)": f"((device float4*){at(*parts['sums'], 'r', 1)})[vector]",
+        "PAIR(place, rank, x) *(place)": f"PAIR(place, to, x) {at('sent_of', '(to)', 0)}[(place) - sent_of]",
+        "VECTOR(place, rank, x) *(place)": f"VECTOR(place, to, x) {at('sent', '(to)', 0)}[(place) - sent]",
+        f"MLXR_AWAIT_SENT() {barrier}": f"MLXR_AWAIT_SENT() {barrier}{copies} {barrier}",
     }
     for old, new in changes.items():
         assert text.count(old) == 1, old
@@ -127,6 +120,7 @@ def test_shares_are_merged(case: Case, together: int) -> None:
         ("const bool owner = rank == ranks - 1", "const bool owner = rank < 2u"),
         ("const float weight = exp2(most - largest)", "const float weight = 1.0f"),
         ("min(start + rank * length, last)", "min(start + rank * 16u, last)"),
+        ("sent_of + (rank * 8u + g)", "sent_of + (rank * 8u)"),
     ],
 )
 @pytest.mark.long

@@ -22,13 +22,15 @@ from mlxr.runtime.machine.threads import usable_cpus
 
 _FLAGS = ("--std=c++17", "--device-as-default-execution-space")
 
-_PRELUDE = ("metal_on_cuda.cuh", "tiles_on_cuda.cuh")
+_PRELUDE = ("metal_on_cuda.cuh", "clusters_on_cuda.cuh", "tiles_on_cuda.cuh")
 
 AWAIT = "MLXR_AWAIT_INPUTS()"
 """The wait for what came before, see templates/README.md; kernels that say nothing of it begin with it."""
 RESIDENT = "MLXR_RESIDENT"
 """Threadgroups that a multiprocessor has room for at once, of kernels that say how many."""
 _BEGIN = "  [[maybe_unused]] bool mlxr_due = true;\n"
+_LEADS, _LEAD = "MLXR_LEADS", "  MLXR_LEAD()\n"
+"""A macro of kernels that let the next launch in when they begin, and that."""
 
 _OWN_BYTES = 48 << 10
 """Shared memory that a block has unless its launch asks for more."""
@@ -62,7 +64,7 @@ def cuda_source(kernel: KernelEntry, header: str, body: str) -> str:
         header: the part of its Metal file before the function.
         body: the body of the function in its Metal file.
     """
-    body = _BEGIN + ("" if AWAIT in body else f"  {AWAIT}\n") + body
+    body = _BEGIN + (_LEAD if _LEADS in header else "") + ("" if AWAIT in body else f"  {AWAIT}\n") + body
     ports = [f"const {port.dtype.metal}* {port.name}" for port in kernel.inputs]
     ports += [f"{port.dtype.metal}* {port.name}" for port in kernel.outputs]
     resident = f", {RESIDENT}" if RESIDENT in header else ""

@@ -29,9 +29,9 @@ QWEN3_MOE = {
 }
 # By sequences, or 0 for a prompt, each kernel and what its text must have: tiles that matrix instructions read where
 # they lie, weights that are asked for before x is there, or are to come to the cache, experts that are known before the
-# launch before has ended, or rows that threadgroups take one after the other.
+# launch before has ended, rows that threadgroups take one after the other, or a next launch that is let in early.
 TILES, AHEAD, WANTED, EARLY = "MLXR_TILES(", "MLXR_AHEAD(", "MLXR_WANT_RUN(weight", "volatile"
-PASSES = "pass + 1 <"
+PASSES, LEADS = "pass + 1 <", "MLXR_LEADS"
 PLANS = {
     "8b-bf16": (
         LLAMA_8B,
@@ -62,13 +62,13 @@ PLANS = {
             0: {"attend_prefill_tiles_mma": "MLXR_ADD_ROWS_PRODUCTS(bf16, 8,"},
         },
     ),
-    "tinyllama-q4_k": (TINYLLAMA, {"default": "q4_k"}, {1: dict.fromkeys(("qkv", "o", "gate_up"), AHEAD)}),
+    "tinyllama-q4_k": (TINYLLAMA, {"default": "q4_k"}, {1: dict.fromkeys(("qkv", "gate_up"), AHEAD) | {"o": LEADS}}),
     "tinyllama-q8_0": (TINYLLAMA, {"default": "q8_0"}, {1: {"qkv": ""}}),
     "qwen3-30b-a3b-q4_k": (
         QWEN3_MOE,
         {"default": "q4_k", "tensors": {"layers.*.mlp.router": "f32"}},
         {
-            1: {"routed_experts": "", "experts_down": EARLY, "attend_mma": "which += 10u", "qkv": AHEAD, "o": AHEAD},
+            1: {"routed_experts": "", "experts_down": EARLY, "attend_mma": "which += 5u", "qkv": AHEAD, "o": LEADS},
             16: {"router_shared": "", "experts_codes8": "", "experts_down_codes8": EARLY},
             0: {"experts_wide40": "step < 8u;", "experts_down_wide40": "step < 6u;"},
         },

@@ -7,7 +7,7 @@ from mlxr.compiler.schedule.geometry import AttendWhole, DecodeAttention, Geomet
 
 FLAT = (
     *("matvec_outputs", "matvec_simdgroups", "matvec_split", "matvec_unroll", "matvec_threadgroups"),
-    *("matvec_stages", "matvec_wanted_kib", "matvec_mma"),
+    *("matvec_stages", "matvec_wanted_kib", "matvec_leads", "matvec_mma"),
     *("matmul_outputs", "matmul_simdgroups", "matmul_tile", "matmul_shared", "gemm_min_rows", "gemm_mma"),
     "experts_min_rows",
     "experts_mma_tokens",

@@ -69,7 +69,7 @@ def test_of_rules_that_hold_the_last_one_wins_and_gives_the_reason() -> None:
     assert dict(choice.sizes(SeveralRows).why) == {}
     assert list(choice.sizes("partition", OneRow).sizes) == [*OneRow.names(), "partition"]
     assert list(choice.sizes(OneRow, without=("matvec_split",)).sizes) == [
-        *OneRow.names("outputs", "simdgroups", "unroll", "threadgroups", "stages", "wanted_kib", "mma")
+        *OneRow.names("outputs", "simdgroups", "unroll", "threadgroups", "stages", "wanted_kib", "leads", "mma")
     ]
 
 

@@ -1,4 +1,4 @@
-// attend_mma_d98801a7
+// attend_mma_aee86df7
 // small spec of a test
 //
 // Decode by matrix instructions: RoPE, cache write and attention of one new token of each sequence, in one launch.
@@ -29,12 +29,13 @@ typedef bfloat bfloat16_t;
 #ifndef MLXR_AWAIT_INPUTS  // a decode step of one kernel waits there for what other threadgroups make
 #define MLXR_AWAIT_INPUTS()
 #endif
-#ifndef MLXR_OF_RANK  // a host whose threadgroups read each other's memory
+#ifndef MLXR_SEND_PAIR  // a host whose threadgroups write to each other's memory
 #define MLXR_ARE_TOGETHER() false
-#define MLXR_MEET_TO_READ() threadgroup_barrier(mem_flags::mem_threadgroup);
-#define MLXR_LEAVE()
-#define MLXR_OF_RANK(place, rank) (*(place))
-#define MLXR_VECTOR_OF_RANK(place, rank) (*(place))
+#define MLXR_EXPECT(are_together, bytes)
+#define MLXR_AWAIT_BEGIN()
+#define MLXR_SEND_PAIR(place, rank, x) *(place) = x
+#define MLXR_SEND_VECTOR(place, rank, x) *(place) = x
+#define MLXR_AWAIT_SENT() threadgroup_barrier(mem_flags::mem_threadgroup);
 #endif
 #ifndef MLXR_PACK
 inline uint pack_bf16(float a, float b) {
@@ -117,7 +118,7 @@ inline uint upper_halves(uint a, uint b) { return a >> 16 | (b & 0xffff0000u); }
 #endif
 #define LOWEST (-3.0e38f)
 // ---- kernel
-[[kernel]] void attend_mma_d98801a7(
+[[kernel]] void attend_mma_aee86df7(
   const device bfloat16_t* qkv [[buffer(0)]],
   const device int32_t* positions [[buffer(1)]],
   const device int32_t* slots [[buffer(2)]],
@@ -135,7 +136,7 @@ inline uint upper_halves(uint a, uint b) { return a >> 16 | (b & 0xffff0000u); }
   const uint lane = thread_index_in_simdgroup;
   const uint simd_gid = simdgroup_index_in_threadgroup;
   const uint group = lane / 4, quad = lane % 4;
-  // Where threadgroups read each other's memory, 2 of them share a context; elsewhere the first takes all of it.
+  // Where threadgroups write to each other's memory, 2 of them share a context; elsewhere the first takes all of it.
   const uint kv_head = threadgroup_position_in_grid.x / 2u, rank = threadgroup_position_in_grid.x % 2u;
   const uint ranks = MLXR_ARE_TOGETHER() ? 2u : 1u;
   if (rank >= ranks) {
@@ -188,6 +189,7 @@ inline uint upper_halves(uint a, uint b) { return a >> 16 | (b & 0xffff0000u); }
     turns[i] = turn_of(i, (int)position);
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
+  MLXR_EXPECT(ranks > 1, 544u)
   MLXR_AWAIT_INPUTS()
 
   // In threadgroup memory: queries, two parts each, and the new token's K and V, as pairs.
@@ -376,9 +378,10 @@ inline uint upper_halves(uint a, uint b) { return a >> 16 | (b & 0xffff0000u); }
   MLXR_THREADGROUP(float, group_max, 8);
   MLXR_THREADGROUP(float, group_total, 8);
   MLXR_THREADGROUP(float4, group_sums, 136);
-  MLXR_THREADGROUP(float4, own_sums, 32);
-  MLXR_THREADGROUP(float, own_max, 2);
-  MLXR_THREADGROUP(float, own_total, 2);
+  // What threadgroups send to the one that finishes a part of the elements: its vectors of them, and each head's maximum and sum.
+  MLXR_THREADGROUP(float4, sent, 32);
+  MLXR_THREADGROUP(float2, sent_of, 4);
+  MLXR_AWAIT_BEGIN()
   if (quad == 0 && group < 2u) {
     group_max[simd_gid * 2u + group] = maximum;
     group_total[simd_gid * 2u + group] = total;
@@ -415,22 +418,23 @@ inline uint upper_halves(uint a, uint b) { return a >> 16 | (b & 0xffff0000u); }
         v += group_sums[s * 34u + g * 17u + at] * weight;
       }
     }
-    own_sums[i] = v;
-    if (at == 0) {
-      own_max[g] = largest;
-      own_total[g] = sum;
+    const uint vector = i, to = ranks == 1 ? 0 : vector / 16u;
+    MLXR_SEND_VECTOR(sent + (rank * 16u + (vector - to * 16u)), to, v);
+    if (at < ranks) {
+      MLXR_SEND_PAIR(sent_of + (rank * 2u + g), at, float2(largest, sum));
     }
   }
   // Merge the threadgroups: each finishes a part of the elements.
-  MLXR_MEET_TO_READ()
+  MLXR_AWAIT_SENT()
   const uint vectors = 32u / ranks;
   // Whole simdgroups, also where elements end, since their lanes shuffle.
   for (uint at = simd_gid * 32 + lane; at - lane < vectors * 2u; at += 128u) {
     const uint i = min(at, vectors * 2u - 1), r = i % 2u;
     const uint vector = rank * vectors + i / 2u, g = vector / 16u, head = first_head + g;
-    const float most = r < ranks ? MLXR_OF_RANK(own_max + g, r) : LOWEST;
-    float sum = r < ranks ? MLXR_OF_RANK(own_total + g, r) : 0.0f;
-    float4 v = r < ranks ? MLXR_VECTOR_OF_RANK(own_sums + vector, r) : float4(0.0f);
+    const float2 of = r < ranks ? sent_of[r * 2u + g] : float2(LOWEST, 0.0f);
+    const float most = of.x;
+    float sum = of.y;
+    float4 v = r < ranks ? sent[r * 16u + (vector - rank * 16u)] : float4(0.0f);
     float largest = most;
     largest = max(largest, simd_shuffle_xor(largest, (ushort)1));
     const float weight = exp2(most - largest);
@@ -447,7 +451,6 @@ inline uint upper_halves(uint a, uint b) { return a >> 16 | (b & 0xffff0000u); }
       out[(ulong)sequence * 256u + head * 64u + element + 1] = (bfloat16_t)(two.y / sum);
     }
   }
-  MLXR_LEAVE()  // others read here until they have come
   if (threadgroup_position_in_grid.x == 0 && sequence == 0 && thread_index_in_threadgroup < 8) {
     token_out[thread_index_in_threadgroup] = token[thread_index_in_threadgroup] + 1;
   }

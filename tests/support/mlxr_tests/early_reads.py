@@ -32,16 +32,21 @@ def running(phase: Phase, tokens: int, context: int) -> list[Launch]:
 
 
 def reads_of_steps(artifact: Artifact) -> Iterator[tuple[str, str, int, bool]]:
-    """Kernel, port, by how many launches before it is made, and `early_ports`' answer, for all that a step makes."""
+    """Kernel, port, by how many launches before it is made, and `early_ports`' answer, for all that a step makes.
+
+    Where the launch before lets it in early, one of the launches does not count.
+    """
     program, ports = artifact.plan.first, {}
     for entry in program.kernels:
         ports[entry.name] = early_ports(artifact, entry.name)
     for tokens in range(1, artifact.plan.arena.max_sequences + 1):
         for context in (1, artifact.plan.arena.context):
             made: dict[str, int] = {}
+            leads = False
             for at, launch in enumerate(running(program.phase("decode"), tokens, context)):
                 entry = program.kernel(launch.kernel)
                 for port, buffer in zip(entry.inputs, launch.inputs, strict=True):
                     if port.name in ports[entry.name] and buffer in made:
-                        yield entry.label, port.name, at - made[buffer], ports[entry.name][port.name]
+                        yield entry.label, port.name, at - made[buffer] - leads, ports[entry.name][port.name]
                 made |= dict.fromkeys(launch.outputs, at)
+                leads = "MLXR_LEADS" in artifact.kernel_text(entry.name)

@@ -168,7 +168,8 @@ def step_text(
 
 @functools.cache
 def _prelude() -> str:
-    return files("mlxr.templates").joinpath("hosts/metal_on_cuda.cuh").read_text("utf-8")
+    hosts = files("mlxr.templates").joinpath("hosts")
+    return "".join(hosts.joinpath(f"{name}_on_cuda.cuh").read_text("utf-8") for name in ("metal", "clusters", "tiles"))
 
 
 def _digest(text: str) -> str:

@@ -37,6 +37,8 @@ class ProjectionKernel(MatrixKernel):
         x_columns: columns of x, of which the first `in_features` are multiplied; 0: it has no others.
         experts: the order of the rows, if each is multiplied by an expert of its own; None: by the whole weight.
         heads: the heads, if each is multiplied by a matrix of its own; None: by the whole weight.
+        leads: whether the next launch is let in when this one begins. What that one reads before its wait may then
+            be made by no launch of the step but those three or more before it.
     """
 
     gather: bool
@@ -46,6 +48,7 @@ class ProjectionKernel(MatrixKernel):
     of_rows: bool = False
     experts: ExpertRows | None = None
     heads: HeadRows | None = None
+    leads: bool = False
 
     @property
     def x_width(self) -> int:

@@ -60,6 +60,11 @@ class AttendMmaKernel(AttendKernel):
         return -(-self.heads // turns)
 
     @property
+    def own_vectors(self) -> int:
+        """Vectors of four elements of all heads that one of the threadgroups that share a context finishes."""
+        return self.heads * self.head_dim // (4 * self.together)
+
+    @property
     def sums_vectors(self) -> int:
         """Vectors from a simdgroup's sums to the next one's."""
         return self.merge_heads * self.value_stride // 4
@@ -72,5 +77,5 @@ class AttendMmaKernel(AttendKernel):
     @property
     def _fixed_bytes(self) -> int:
         newest = self.head_dim + self.heads if self.own_keys else 0
-        own = self.heads * (self.head_dim + 2) if self.together > 1 else 0
+        own = self.together * (4 * self.own_vectors + 2 * self.heads) if self.together > 1 else 0
         return 4 * (self.heads * (self.head_dim + 2 * self.simdgroups) + 2 * self.turns + newest + own)
