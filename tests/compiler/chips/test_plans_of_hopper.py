@@ -68,7 +68,7 @@ PLANS = {
         QWEN3_MOE,
         {"default": "q4_k", "tensors": {"layers.*.mlp.router": "f32"}},
         {
-            1: {"routed_experts": "", "experts_down": EARLY, "attend_mma": "which += 5u", "qkv": AHEAD, "o": LEADS},
+            1: {"routed_experts": "", "experts_down": EARLY, "attend_mma": "which += 8u", "qkv": AHEAD, "o": LEADS},
             16: {"router_shared": "", "experts_codes8": "", "experts_down_codes8": EARLY},
             0: {"experts_wide40": "step < 8u;", "experts_down_wide40": "step < 6u;"},
         },
