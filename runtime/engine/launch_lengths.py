@@ -20,8 +20,9 @@ LONG_SECONDS = 0.03
 """How long a launch must take for the next one to be given to the host `AHEAD_SECONDS` before its end."""
 _TOLD_SECONDS, _MOST_TOLD = 0.064, 24
 """How long steps take of which the tokens are told together, and how many these are, at most."""
-_LONGEST_TOLD_SECONDS, _LEAST_TOLD = 0.12, 16
-"""As many of slow steps are told together, but not of more than this time: else the CPU's time for each is too long."""
+_LONGEST_TOLD_SECONDS, _LEAST_TOLD, _FEW = 0.12, 16, 8
+"""As many of slow steps are told together, but not of more than this time, where there are more than a few sequences:
+else the CPU's time for each step is too long."""
 _LAUNCH_LOGITS = 1 << 25
 """Numbers of logits of one launch at most, 128 MiB, where all of them wait to be read."""
 
@@ -72,8 +73,10 @@ class LaunchLengths:
     def num_told(self, step: Step, ended: int) -> int:
         """How many of a step's prepared steps are told together, once so many have ended: at first as many as those."""
         seconds = self._times.launch_seconds(len(step.parts)) or AHEAD_SECONDS
-        quick, slow = int(_TOLD_SECONDS / seconds), int(_LONGEST_TOLD_SECONDS / seconds)
-        return min(max(min(quick, _MOST_TOLD), min(slow, _LEAST_TOLD)), step.num_repeats + ended)
+        most = min(int(_TOLD_SECONDS / seconds), _MOST_TOLD)
+        if len(step.parts) > _FEW:
+            most = max(most, min(int(_LONGEST_TOLD_SECONDS / seconds), _LEAST_TOLD))
+        return min(most, step.num_repeats + ended)
 
     def _has_blocks(self, step: Step, more: int) -> bool:
         """Whether there are blocks for so many steps after one, whatever is shared now."""

@@ -1,5 +1,8 @@
 """Tokens of a long launch are told before its last steps end, at the moment when the next one is planned."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from mlxr.runtime.engine import launch_lengths
@@ -70,3 +73,25 @@ def test_a_call_ends_the_wait_for_tokens(engine: HashEngine) -> None:
     assert len(first.tokens) == told and len(engine.host.steps) == given + 1, "one more step was given, none is told"
     engine.run()
     assert first.tokens == engine.alone(first.request)
+
+
+@pytest.mark.parametrize(
+    ("sequences", "seconds", "decoded", "most"),
+    [
+        (1, 1e-3, 100, 24),
+        (1, 5e-3, 100, 12),
+        (1, 25e-3, 100, 2),
+        (64, 6e-3, 100, 16),
+        (64, 11e-3, 100, 10),
+        (64, 1, 9, 0),
+    ],
+)
+def test_how_many_steps_are_told_together(
+    monkeypatch: pytest.MonkeyPatch, sequences: int, seconds: float, decoded: int, most: int
+) -> None:
+    monkeypatch.setattr(launch_lengths.StepTimes, "launch_seconds", lambda *_: seconds)
+    lengths = HashEngine(20, 4, 2).core.scheduler.lengths
+    step: Any = SimpleNamespace(parts=[None] * sequences, num_repeats=decoded - 5)
+    assert lengths.num_told(step, 5) == most
+    step.num_repeats = 1
+    assert lengths.num_told(step, 0) == min(most, 1), "at first as many as were decoded"
