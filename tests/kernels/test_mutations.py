@@ -19,7 +19,11 @@ from mlxr_tests.specs import compiled, small_spec
 from mlxr_tests.tolerances import SUM_ERROR, Mismatch
 
 SPLIT = Geometry.of(partition=16)
-SMALL = compiled(small_spec(cache__dtype="f32"), SPLIT)
+LABELS = (
+    *("embed", "qkv", "qkv_rows", "rope_cache_write", "attend", "attend_partition", "attend_reduce", "attend_prefill"),
+    *("o", "o_rows", "gate_up", "gate_up_rows", "down", "down_rows", "logits", "logits_rows", "copy_blocks"),
+)
+"""The kernels of the small model, which is not compiled where tests are collected alone."""
 pytestmark = pytest.mark.long
 NOTICED = (Mismatch, KernelFault)  # not AssertionError: the harness's own faults notice nothing
 
@@ -52,15 +56,22 @@ def assert_emptiness_is_noticed(artifact, label):
             every_kernel(emptied(artifact, entry))
 
 
-def test_unharmed():
-    pair = every_kernel(SMALL)
-    assert set(pair.host.launches) == {k.name for k in SMALL.plan.first.kernels}
+@pytest.fixture(scope="module")
+def small():
+    return compiled(small_spec(cache__dtype="f32"), SPLIT)
 
 
-@pytest.mark.parametrize("label", [k.label for k in SMALL.plan.first.kernels])
-def test_empty_kernel_is_noticed(label):
+def test_unharmed(small):
+    pair = every_kernel(small)
+    kernels = small.plan.first.kernels
+    assert set(pair.host.launches) == {k.name for k in kernels}
+    assert sorted(k.label for k in kernels) == sorted(LABELS)
+
+
+@pytest.mark.parametrize("label", LABELS)
+def test_empty_kernel_is_noticed(small, label):
     with pytest.raises(NOTICED):
-        every_kernel(emptied(SMALL, SMALL.kernel_entry(label)))
+        every_kernel(emptied(small, small.kernel_entry(label)))
 
 
 # Kernels that only some families have: a spec, and those of its kernels.

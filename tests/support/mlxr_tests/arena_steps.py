@@ -42,7 +42,9 @@ def measure(host: str, make_copy: bool) -> dict[str, int | bool]:
     """Runs the steps and returns the figures."""
     # An arena of 384 MiB: far larger than everything else together.
     before = rss_bytes()
-    model = mlxr.load(compile_spec(storyteller_spec(cache={"num_blocks": 4096})).artifact, Q8_0, host=host)
+    target = "cpu" if host == "cpu" else "metal"
+    artifact = compile_spec(storyteller_spec(cache={"num_blocks": 4096}), targets=(target,)).artifact
+    model = mlxr.load(artifact, Q8_0, host=host)
     arena, plan, pager = model.arena, model.artifact.plan, model.pager
     seq_id = pager.add_sequence()
     model.host.read(model.host.step(Batch.build([BatchRequest(seq_id, [1, 403, 27], 0)], pager, plan.query_tile)))
