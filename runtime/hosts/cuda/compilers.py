@@ -45,8 +45,7 @@ class Compilers:
             with self._lock:
                 self._wanted -= 1
                 ended, self._resting = ([], self._resting) if self._wanted else (self._resting, [])
-            for worker in ended:
-                _end(worker)
+            _end(*ended)
 
     def compile(self, library: ctypes.CDLL, name: str, source: bytes, options: Sequence[str]) -> tuple[int, bytes, str]:
         """See `compile_text`. What a process cannot do, because it cannot begin or was ended, is done here."""
@@ -103,13 +102,20 @@ def _ask(worker: _Worker, library: str, name: str, source: bytes, options: Seque
     return answer["status"], cubin, answer["messages"]
 
 
-def _end(worker: _Worker) -> None:
-    """Ends a process, which may be compiling something that nobody waits for."""
-    worker.process.kill()
-    for pipe in (worker.asked, worker.answers):
-        with suppress(OSError):
-            pipe.close()
-    worker.process.wait()
+def _end(*workers: _Worker) -> None:
+    """Ends processes, which may be compiling something that nobody waits for. Nobody waits for their ends either."""
+    for worker in workers:
+        worker.process.kill()
+    if workers:
+        threading.Thread(target=_bury, args=workers, name="mlxr-ended", daemon=True).start()
+
+
+def _bury(*workers: _Worker) -> None:
+    for worker in workers:
+        for pipe in (worker.asked, worker.answers):
+            with suppress(OSError):
+                pipe.close()
+        worker.process.wait()
 
 
 @functools.cache
