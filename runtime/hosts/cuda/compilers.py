@@ -49,13 +49,15 @@ class Compilers:
 
     def compile(self, library: ctypes.CDLL, name: str, source: bytes, options: Sequence[str]) -> tuple[int, bytes, str]:
         """See `compile_text`. What a process cannot do, because it cannot begin or was ended, is done here."""
-        place = _path_of(library)
+        place, python = _path_of(library), _python()
+        if place is None or python is None:
+            return compile_text(library, name, source, options)
         with self._lock:
             is_wanted, worker = self._wanted > 0, self._resting.pop() if self._resting else None
-        if not is_wanted or place is None:
+        if not is_wanted:
             return compile_text(library, name, source, options)
         try:
-            worker = worker or _begin()
+            worker = worker or _begin(python)
             answer = _ask(worker, place, name, source, options)
         except (OSError, ValueError):
             if worker is not None:
@@ -77,10 +79,17 @@ COMPILERS = Compilers()
 """Of this process."""
 
 
-def _begin() -> _Worker:
-    command = [sys.executable, "-I", "-S", nvrtc_worker.__file__]
+def _python() -> str | None:
+    """Python's program; None where another program contains Python: begun once more, it would do its own work."""
+    program, is_frozen = sys.executable or "", bool(getattr(sys, "frozen", False))
+    return program if not is_frozen and Path(program).name.startswith(("python", "pypy")) else None
+
+
+def _begin(python: str) -> _Worker:
+    command = [python, "-I", "-S", nvrtc_worker.__file__]
     environment = os.environ | {"CUDA_CACHE_DISABLE": "1"}  # we keep what is compiled ourselves
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+    pipe, nothing = subprocess.PIPE, subprocess.DEVNULL  # of what a process cannot do nobody need be told
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=nothing, env=environment)
     assert process.stdin is not None and process.stdout is not None, "they are pipes"
     return _Worker(process, process.stdin, process.stdout)
 
@@ -106,8 +115,9 @@ def _end(*workers: _Worker) -> None:
     """Ends processes, which may be compiling something that nobody waits for. Nobody waits for their ends either."""
     for worker in workers:
         worker.process.kill()
-    if workers:
-        threading.Thread(target=_bury, args=workers, name="mlxr-ended", daemon=True).start()
+    with suppress(RuntimeError):  # there are no threads left: the processes end nevertheless
+        if workers:
+            threading.Thread(target=_bury, args=workers, name="mlxr-ended", daemon=True).start()
 
 
 def _bury(*workers: _Worker) -> None:

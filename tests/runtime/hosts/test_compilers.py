@@ -54,8 +54,8 @@ def compilers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compilers]:
     """They leave no process."""
     found, begun = Compilers(), list[subprocess.Popen[bytes]]()
 
-    def begin() -> compilers_module._Worker:
-        worker = own()
+    def begin(python: str) -> compilers_module._Worker:
+        worker = own(python)
         begun.append(worker.process)
         return worker
 
@@ -87,16 +87,22 @@ def test_failures_are_told(library: ctypes.CDLL, compilers: Compilers) -> None:
         assert len(compilers._resting) == 1
 
 
-@pytest.mark.parametrize("kind", ["killed", "none"])
+@pytest.mark.parametrize("kind", ["killed", "none", "program", "frozen", "unknown"])
 def test_what_no_process_can_do_is_done_here(
-    library: ctypes.CDLL, compilers: Compilers, monkeypatch: pytest.MonkeyPatch, kind: str
+    library: ctypes.CDLL, compilers: Compilers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str
 ) -> None:
-    """One was killed; or none can begin."""
+    """One was killed; or none can begin; or a program contains Python, which must not be begun once more."""
+    program, began = tmp_path / ("python" if kind == "frozen" else "server"), tmp_path / "began"
+    program.write_text(f"#!/bin/sh\ntouch '{began}'")
+    program.chmod(0o755)
     with compilers.wanted():
         if kind == "killed":
             compilers.compile(library, "k", b"x", ())
             compilers._resting[0].process.send_signal(signal.SIGKILL)
             compilers._resting[0].process.wait()
         else:
-            monkeypatch.setattr("sys.executable", str(Path("no such program")))
+            executable = {"none": tmp_path / "python3", "unknown": None}.get(kind, program)
+            monkeypatch.setattr("sys.executable", executable and str(executable))
+            monkeypatch.setattr("sys.frozen", kind == "frozen", raising=False)
         assert compilers.compile(library, "k", b"y", ()) == (0, f"y\0{os.getpid()}".encode(), "k.cu:")
+    assert not began.exists()
