@@ -1,5 +1,8 @@
 """Prefill attention by matrix instructions of four simdgroups: the cases of those of one, and mistakes."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from mlxr.compiler.artifact import Artifact
@@ -8,7 +11,7 @@ from mlxr.compiler.schedule.geometry import Geometry
 from mlxr_tests.attention_cases import Case
 from mlxr_tests.few import few
 from mlxr_tests.op_bench import mma_bench
-from mlxr_tests.prefill_cases import CASES, EXACTNESS, prefill
+from mlxr_tests.prefill_cases import CASES, EXACTNESS, OPS, prefill
 from mlxr_tests.specs import compiled
 from mlxr_tests.tolerances import Mismatch
 
@@ -37,6 +40,14 @@ def test_chunks(kernel_host, case, rows, parts):
     assert tile == max(1, rows // (case.heads // case.kv_heads))
     for history, new in ((0, 1), (0, tile + 1), (5, 2 * tile + 1), (100, 20), (case.context - 33, 33)):
         assert prefill(bench, (history, min(new, 64))) == {LABEL}
+
+
+def test_the_arenas_token_goes_on_where_a_batch_is_filled_up(kernel_host):
+    """Tiles that nobody has come first; the threadgroups of these return early."""
+    bench = mma_bench(compiled(CASES[0].spec, sizes(64)), kernel_host, EXACTNESS)
+    batch = bench.batch([(seq_id, 3) for seq_id in bench.sequences(0)])
+    nobodys = np.array([(-1, batch.num_tokens)], np.int32)
+    bench.run("prefill", OPS, replace(batch, query_tiles=np.concatenate([batch.query_tiles, nobodys])))
 
 
 @pytest.mark.long

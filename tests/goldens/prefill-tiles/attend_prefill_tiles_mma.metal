@@ -1,4 +1,4 @@
-// attend_prefill_tiles_mma_0c4201b6
+// attend_prefill_tiles_mma_cbef3495
 // small spec of a test
 //
 // Prefill by matrix instructions of four simdgroups: RoPE of the queries and attention over the arena, for chunks that may see earlier context.
@@ -163,7 +163,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
 }
 #define LOWEST (-3.0e38f)
 // ---- kernel
-[[kernel]] void attend_prefill_tiles_mma_0c4201b6(
+[[kernel]] void attend_prefill_tiles_mma_cbef3495(
   const device bfloat16_t* qkv [[buffer(0)]],
   const device int32_t* query_tiles [[buffer(1)]],
   const device int32_t* positions [[buffer(2)]],
@@ -462,7 +462,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
       }
     }
   }
-  if (threadgroup_position_in_grid.x == 0 && threadgroup_position_in_grid.y == 0 && thread_index_in_threadgroup < 8) {
+  if (threadgroup_position_in_grid.x == 0 && tile_of_grid == 0 && thread_index_in_threadgroup < 8) {
     token_out[thread_index_in_threadgroup] = token[thread_index_in_threadgroup] + 1;
   }
 }

@@ -34,7 +34,7 @@ def running(phase: Phase, tokens: int, context: int) -> list[Launch]:
 def reads_of_steps(artifact: Artifact) -> Iterator[tuple[str, str, int, bool]]:
     """Kernel, port, by how many launches before it is made, and `early_ports`' answer, for all that a step makes.
 
-    Where the launch before lets it in early, one of the launches does not count.
+    Launches in a row that let the next one in early do not count.
     """
     program, ports = artifact.plan.first, {}
     for entry in program.kernels:
@@ -42,11 +42,11 @@ def reads_of_steps(artifact: Artifact) -> Iterator[tuple[str, str, int, bool]]:
     for tokens in range(1, artifact.plan.arena.max_sequences + 1):
         for context in (1, artifact.plan.arena.context):
             made: dict[str, int] = {}
-            leads = False
+            leads = 0  # such launches right before this one
             for at, launch in enumerate(running(program.phase("decode"), tokens, context)):
                 entry = program.kernel(launch.kernel)
                 for port, buffer in zip(entry.inputs, launch.inputs, strict=True):
                     if port.name in ports[entry.name] and buffer in made:
                         yield entry.label, port.name, at - made[buffer] - leads, ports[entry.name][port.name]
                 made |= dict.fromkeys(launch.outputs, at)
-                leads = "MLXR_LEADS" in artifact.kernel_text(entry.name)
+                leads = leads + 1 if "MLXR_LEADS" in artifact.kernel_text(entry.name) else 0
