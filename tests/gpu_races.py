@@ -79,6 +79,9 @@ LATE: tuple[tuple[str, str], ...] = (
     (r"(#define MLXR_LEAVE\(\)) ", r"\1 mlxr_late(4, 3000); "),
     (r'(asm volatile\("barrier.cluster.wait.acquire;" ::: "memory"\);)', r"\1 mlxr_late(4, 3000);"),
     (r"(#define MLXR_MEET_TO_READ\(\)[ \\]*\n)", r"\1 mlxr_late(4, 3000); "),
+    (r"(#define MLXR_EXPECT\(are_together, bytes\)) ", r"\1 mlxr_late(4, 3000); "),
+    (r"(#define MLXR_AWAIT_BEGIN\(\)) ", r"\1 mlxr_late(4, 3000); "),
+    (r"(#define MLXR_AWAIT_SENT\(\)) ", r"\1 mlxr_late(4, 3000); "),
 )
 """Where simdgroups are late: of how many one, by how many nanoseconds at most (the driver may double that)."""
 
@@ -87,6 +90,8 @@ PLANTS = {
     "barrier": (r"(#define threadgroup_barrier\(flags\)) __syncthreads\(\)", r"\1 (__syncwarp(), mlxr_late(8, 1500))"),
     "meeting": (r"(#define MLXR_MEET_TO_READ\(\)) +\\\n.*\\\n.*\n", r"\1 mlxr_late(4, 3000); __syncthreads();\n"),
     "leave": (r"(#define MLXR_LEAVE\(\)) .*", r"\1"),
+    "begin": (r'asm volatile\("barrier.cluster.wait;" ::: "memory"\);', ""),
+    "sent": (r"mlxr_await_bell\(mlxr_bell\);", ""),
 }
 """Mistakes: what is left out, and how."""
 

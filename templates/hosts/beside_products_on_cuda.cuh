@@ -288,7 +288,7 @@ __device__ void mlxr_finish(
     } else if (columns % N == 0 && stride % N == 0) {                                                               \
       mlxr_norm<T, N, 0>(own, weight, bias, result, columns, mlxr_number(epsilon), is_layer);                       \
     } else {                                                                                                        \
-      mlxr_norm<T, 1, 0>(own, weight, bias, result, columns, mlxr_number(epsilon), is_layer);                          \
+      mlxr_norm<T, 1, 0>(own, weight, bias, result, columns, mlxr_number(epsilon), is_layer);                       \
     }                                                                                                               \
   }                                                                                                                 \
   extern "C" __global__ void __launch_bounds__(256) mlxr_finish_##NAME(                                             \
