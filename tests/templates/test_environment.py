@@ -2,8 +2,10 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import jinja2
+import jinja2.bccache
 import pytest
 
 from mlxr.templates.environment import environment
@@ -50,7 +52,28 @@ def test_another_text_is_compiled_and_another_escaping_too(compiled: list[str]) 
     assert len(compiled) == 3
 
 
-@pytest.mark.parametrize("damage", [b"", b"no bytecode", None])
+def test_no_filter_runs_when_a_template_is_compiled(compiled: list[str]) -> None:
+    """One that was mended since gives another text, though the template is kept."""
+    texts = []
+    for result in ("old", "new"):
+        own = environment().overlay(loader=jinja2.DictLoader({NAME: "{{ 1 | some }}, {{ 2 }}"}), cache_size=0)
+        own.filters = own.filters | {"some": lambda _, result=result: result}
+        texts.append(own.get_template(NAME).render())
+    assert texts == ["old, 2", "new, 2"]
+    assert len(compiled) == 1
+
+
+@pytest.mark.parametrize("other", [{"trim_blocks": False}, {"version": "0.1"}])
+def test_other_settings_and_another_jinja2_compile_anew(
+    compiled: list[str], monkeypatch: pytest.MonkeyPatch, other: dict[str, Any]
+) -> None:
+    rendered("{{ a }}")
+    monkeypatch.setattr(jinja2, "__version__", other.pop("version", jinja2.__version__))
+    rendered("{{ a }}", **other)
+    assert len(compiled) == 2
+
+
+@pytest.mark.parametrize("damage", [b"", b"no bytecode", jinja2.bccache.bc_magic, jinja2.bccache.bc_magic + b"?", None])
 def test_what_is_damaged_is_made_anew(compiled: list[str], tmp_path: Path, damage: bytes | None) -> None:
     rendered("{{ a }}")
     (kept,) = tmp_path.rglob("*.jinja2")
