@@ -13,7 +13,6 @@ from jinja2 import nodes
 from jinja2.bccache import Bucket, BytecodeCache
 from jinja2.compiler import CodeGenerator
 
-
 _COMPILED_IN = ("autoescape", "trim_blocks", "lstrip_blocks", "keep_trailing_newline", "optimized")
 """Settings that a compiled template depends on."""
 
@@ -28,7 +27,7 @@ def environment() -> jinja2.Environment:
         keep_trailing_newline=True,
         autoescape=False,
         auto_reload=False,
-        optimized=False,  # constants are few, and a search for them takes a fifth of the time in which templates compile
+        optimized=False,  # constants are few; a search for them takes a fifth of the time in which templates compile
         bytecode_cache=_BesideModules(),
     )
 

@@ -30,7 +30,8 @@ _FREE_BYTES = 4 << 30
 
 def begin_products(plan: Plan) -> threading.Thread:
     """Begins. Nothing is done if prompts of the plan have no products that are recorded, or if memory is short."""
-    thread = threading.Thread(target=_load, args=(plan,), name="mlxr-products", daemon=True)
+    # The process ends after it, also when a load fails: CUDA's libraries must not be taken down while one is at work.
+    thread = threading.Thread(target=_load, args=(plan,), name="mlxr-products", daemon=False)
     thread.start()
     return thread
 

@@ -71,7 +71,8 @@ def test_each_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(FakeDriver, "cuMemGetInfo_v2", staticmethod(tell), raising=False)
     monkeypatch.setattr(products_ahead, "matrix_library", Library)
-    begin_products(plan).join()
+    (thread := begin_products(plan)).join()
+    assert not thread.daemon, "the libraries that it calls may be taken down before it ends"
     assert loaded == [product for group in products_of_prompts(plan) for product in group]
     assert not driver.on_card and not driver.retained
     free[0], driver.allocated = 1 << 31, 0
