@@ -27,3 +27,11 @@ def test_what_a_norm_multiplies_by_is_read_before_the_wait(threadgroups: int) ->
     artifact = compiled(small_spec(), Geometry.of(matvec_threadgroups=threadgroups))
     for label in ("qkv", "gate_up", "logits"):
         assert {"norm", "weight"} <= set(early_ports(artifact, artifact.kernel_entry(label).name))
+
+
+def test_attention_of_prompts_reads_the_batch_alone_before_the_wait() -> None:
+    """Those threadgroups that have no tokens of anybody wait at another place."""
+    artifact = variant("prefill-tiles")
+    early = set(early_ports(artifact, artifact.kernel_entry("attend_prefill_tiles_mma").name))
+    assert {"query_tiles", "positions", "query_start"} <= early
+    assert not early & {"qkv", "k_arena", "v_arena", "token"}

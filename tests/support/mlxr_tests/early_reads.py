@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from itertools import product
 
 from mlxr.compiler.artifact import Artifact, KernelCall, Launch, Phase
 from mlxr.runtime.hosts.cuda.build import AWAIT
@@ -10,6 +11,7 @@ from mlxr.runtime.hosts.cuda.build import AWAIT
 def early_ports(artifact: Artifact, kernel: str) -> dict[str, bool]:
     """Inputs whose numbers a kernel reads before it waits, and whether that is past the first-level cache."""
     entry, (_, body) = artifact.kernel_entry(kernel), artifact.kernel_sections(kernel)
+    body = re.sub(rf"if \([^\n]*\) {{\s*{re.escape(AWAIT)}\s*}}", "", body)  # others go on without a wait
     early = re.sub(r"//[^\n]*", "", body.partition(AWAIT)[0]) if AWAIT in body else ""
     found: dict[str, bool] = {}
     for port in entry.inputs:
@@ -39,11 +41,12 @@ def reads_of_steps(artifact: Artifact) -> Iterator[tuple[str, str, int, bool]]:
     program, ports = artifact.plan.first, {}
     for entry in program.kernels:
         ports[entry.name] = early_ports(artifact, entry.name)
-    for tokens in range(1, artifact.plan.arena.max_sequences + 1):
-        for context in (1, artifact.plan.arena.context):
+    counts, contexts = range(1, artifact.plan.arena.max_sequences + 1), (1, artifact.plan.arena.context)
+    for phase in program.phases:
+        for tokens, context in product(counts, contexts):
             made: dict[str, int] = {}
             leads = 0  # such launches right before this one
-            for at, launch in enumerate(running(program.phase("decode"), tokens, context)):
+            for at, launch in enumerate(running(phase, tokens, context)):
                 entry = program.kernel(launch.kernel)
                 for port, buffer in zip(entry.inputs, launch.inputs, strict=True):
                     if port.name in ports[entry.name] and buffer in made:
