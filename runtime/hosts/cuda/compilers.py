@@ -1,7 +1,6 @@
 """Processes that compile (nvrtc_worker.py), as many as texts are compiled at the same time, while many are wanted."""
 
 import ctypes
-import functools
 import json
 import os
 import subprocess
@@ -14,8 +13,6 @@ from typing import IO, NamedTuple
 
 from mlxr.runtime.hosts.cuda import nvrtc_worker
 from mlxr.runtime.hosts.cuda.nvrtc_worker import compile_text
-
-_MAPS = Path("/proc/self/maps")
 
 
 class _Worker(NamedTuple):
@@ -128,12 +125,23 @@ def _bury(*workers: _Worker) -> None:
         worker.process.wait()
 
 
-@functools.cache
+class _Symbol(ctypes.Structure):
+    """Dl_info of dladdr: the file that has an address, and what is there."""
+
+    _fields_ = (
+        ("file", ctypes.c_char_p),
+        ("base", ctypes.c_void_p),
+        ("name", ctypes.c_char_p),
+        ("address", ctypes.c_void_p),
+    )
+
+
 def _path_of(library: ctypes.CDLL) -> str | None:
-    """The file of a library that is loaded; another process may not find it by its name."""
-    name = Path(library._name).name
+    """The file of a library that is loaded: another process may not find it by name, and others may have that name."""
+    found = _Symbol()
     try:
-        places = {line.split(maxsplit=5)[-1] for line in _MAPS.read_text("utf-8").splitlines() if f"/{name}" in line}
-    except OSError:
+        known = ctypes.CDLL(None).dladdr(ctypes.cast(library.nvrtcCreateProgram, ctypes.c_void_p), ctypes.byref(found))
+    except (AttributeError, TypeError):
         return None
-    return min(places, default=None)
+    path = os.fsdecode(found.file) if known and found.file else ""
+    return path if Path(path).is_absolute() else None

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -78,6 +79,13 @@ def test_processes_give_what_the_library_does(library: ctypes.CDLL, compilers: C
     assert [text for text, _ in cubins] == texts
     assert 1 <= len({process for _, process in cubins} - {str(os.getpid()).encode()}) <= 3
     assert compilers.compile(library, "k", b"x", ()) == (0, f"x\0{os.getpid()}".encode(), "k.cu:")
+
+
+def test_a_library_is_told_from_another_of_its_name(library: ctypes.CDLL, tmp_path: Path) -> None:
+    shutil.copy(library._name, tmp_path)
+    other = ctypes.CDLL(str(tmp_path / Path(library._name).name))
+    assert compilers_module._path_of(library) == library._name
+    assert compilers_module._path_of(other) == other._name
 
 
 def test_failures_are_told(library: ctypes.CDLL, compilers: Compilers) -> None:
