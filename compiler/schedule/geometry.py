@@ -41,7 +41,7 @@ class OneRow(SizeRecord):
     wanted_kib: int = size("matvec_wanted_kib", 0, least=0, most=200, tuning=Values((0,)))
     """With MMA and stages, KiB after these pieces that come to the card's cache for a threadgroup before x is there."""
     leads: int = size("matvec_leads", 0, one_of=_OFF_ON, tuning=Values((0,)))
-    """For `o` and `gate_up`, 1: the next launch is let in when this one begins, not when its x is there."""
+    """1: the launch after attention's output projection is let in when that one begins, not when its x is there."""
     mma: int = size(
         "matvec_mma",
         0,

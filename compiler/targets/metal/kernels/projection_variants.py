@@ -29,8 +29,8 @@ from mlxr.compiler.targets.metal.kernels.matvec_mma import MMA_FORMATS, matvec_m
 from mlxr.compiler.targets.metal.kernels.matvec_passes import in_passes
 from mlxr.compiler.targets.metal.kernels.matvec_stream import MatvecStreamKernel, streamed
 
-LEADERS = ("o", "gate_up")
-"""Projections whose launches may let in the next one early: that one reads only weights before it waits (88)."""
+LEADER = "o"
+"""The projection whose launch may let in the next one early: that one reads only weights before it waits (88)."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,8 @@ def variants_of(p: ProjectionFacts) -> list[ProjectionVariant]:
         unused += () if takes_tiles else OneRow.names("threadgroups")
         unused += () if copies else OneRow.names("stages")
         unused += () if isinstance(one_row, MatvecStreamKernel) else OneRow.names("wanted_kib")
-        one_row = replace(one_row, leads=bool(sizes.leads) and p.label in LEADERS)
-        unused += () if p.label in LEADERS else OneRow.names("leads")
+        one_row = replace(one_row, leads=bool(sizes.leads) and p.label == LEADER)
+        unused += () if p.label == LEADER else OneRow.names("leads")
         variants.append(ProjectionVariant(one_row, 1, 1, (OneRow,), unused))
     # Few rows by matrix instructions. By the kernel for several rows, gate and up took 128 us for 8 rows in bf16 and
     # 261 us for 16 rows in 4 bits; by these they take 67 (experiment 11) and 44 (31). MLX's matmul does not replace
