@@ -73,9 +73,9 @@ def held_interrupts() -> Iterator[None]:
 
 @contextmanager
 def noted_interrupts() -> Iterator[Callable[[], None]]:
-    """A context that gives a function which raises Ctrl-C once more if it was lost.
+    """A context whose function raises Ctrl-C again if Python dropped it.
 
-    Python drops an exception within a destructor or a callback, and prints it; here it does not print this one.
+    Python drops, and prints, an exception that comes within a destructor or a callback. This one is not printed here.
     """
     shows, came = sys.unraisablehook, list[int]()
 

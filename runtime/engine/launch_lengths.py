@@ -1,4 +1,4 @@
-"""Of how many decode steps a launch is, and after how many of them their tokens are told.
+"""How many decode steps a launch has, and after how many of them their tokens are told.
 
 What a launch costs the CPU hardly depends on its steps, and neither does what it costs to tell tokens: after each wait,
 nothing is in the processor's cache. But whoever comes waits for all that the device was given, and readers wait for
@@ -37,8 +37,8 @@ class LaunchLengths:
             plan: has the limits of a step.
             pager: of the arena.
             times: how long steps take.
-            most_steps: of how many short steps of decode a launch may be.
-            most_prepared: likewise, where the device is given them little by little; see `Host.most_prepared`.
+            most_steps: how many short decode steps a launch may have.
+            most_prepared: the same, where the device is given them little by little; see `Host.most_prepared`.
         """
         self._plan, self._pager, self._times = plan, pager, times
         self._most_steps, self._most_prepared = most_steps, most_prepared

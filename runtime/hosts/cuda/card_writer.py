@@ -1,4 +1,4 @@
-"""Writes to the card's memory from many threads, through a few pieces of memory that the driver copies from by itself.
+"""Writes to the card's memory from many threads, through a few pieces of pinned memory.
 
 What is written is copied once by the CPU, while what was written before is on its way. MLX would fill memory of the
 whole array first, page by page, and only then have it copied.

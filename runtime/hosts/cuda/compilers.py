@@ -1,4 +1,4 @@
-"""Processes that compile (nvrtc_worker.py), as many as texts are compiled at the same time, while many are wanted."""
+"""Processes that compile (nvrtc_worker.py), one for each text that is compiled at the same time, while models load."""
 
 import ctypes
 import json

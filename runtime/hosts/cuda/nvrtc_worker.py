@@ -1,7 +1,7 @@
 """Compiles texts by NVRTC in a process of its own, one after the other, as they come on its standard input.
 
-NVRTC reads one text at a time, whatever the number of threads: 65 ms each, most of it for CUDA's headers. Processes
-read as many as they are.
+Within a process NVRTC reads one text at a time, whatever the number of threads: 65 ms each, most of it for CUDA's
+headers.
 
 This imports nothing of ours, so that a process is there in 20 ms. A message is a JSON object on a line, then as many
 bytes as that says: {"library", "options", "name", "size"} and a text; back {"status", "size", "messages"} and a cubin.

@@ -1,8 +1,8 @@
-"""Brings the kernels of cuBLASLt that a model's prompts will need to the card, while others are still being compiled.
+"""Loads the cuBLASLt kernels that a model's prompts will need, while our own are still being compiled.
 
 The library loads a kernel when it is first started, which takes 1 to 10 ms of one CPU: 1.4 s for all that are tried for
 the products of all padded sizes, and half a second for those that were chosen before. So each is started once, in a
-thread of its own, on memory of its own. What it multiplies there matters to nobody.
+thread of its own, on memory of its own. Nobody reads the results.
 """
 
 import ctypes
