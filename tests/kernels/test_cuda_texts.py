@@ -138,6 +138,8 @@ constexpr bool begins(const char *text, const char *word) {
 }
 constexpr bool has(const char *text, const char *word) { return begins(text, word) || (*text && has(text + 1, word)); }
 static_assert(has(SAYS(MLXR_WANT_RUN(p, 16)), "prefetch.L2"));
+static_assert(has(SAYS(MLXR_LEAD()), "launch_dependents"));
+static_assert(has(SAYS(MLXR_AWAIT_SENT()), "mlxr_await_bell"));
 #if __CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__ >= 1208
 static_assert(!has(SAYS(MLXR_MEET_TO_READ()), "arrive.release"));
 #endif

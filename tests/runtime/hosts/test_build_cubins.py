@@ -1,6 +1,7 @@
 """Kernels that are compiled while their artifact is, with a stand-in for NVIDIA's compiler."""
 
 import threading
+import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -70,6 +71,19 @@ def test_kernels_are_compiled_while_their_artifact_is(compiler: Compiler) -> Non
             assert build_cubin(name, text, CARD) == text.encode()
     assert {*compiler.texts} - {*texts.values()} <= {text for text in compiler.texts if "mlxr_place" in text}
     assert len(compiler.texts) == len({*compiler.texts}), "each once"
+
+
+def test_a_kernel_begins_when_it_has_its_text(compiler: Compiler) -> None:
+    """Before there is a program."""
+    compiler.may_end.set()
+    artifact = compile_spec(small_spec()).artifact
+    kernel = artifact.plan.program("metal").kernels[0]
+    wanted, end = cuda_source(kernel, *artifact.kernel_sections(kernel.name, "metal")), time.monotonic() + 30
+    with building_ahead() as begin:
+        begin.kernel(kernel, artifact.files[kernel.file])
+        while wanted not in compiler.texts and time.monotonic() < end:
+            time.sleep(0.01)
+    assert wanted in compiler.texts
 
 
 @pytest.mark.parametrize("text", ["text", "mistake"])

@@ -2,22 +2,28 @@
 
 import os
 import time
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import HostError, WeightsError
 from mlxr.runtime.hosts.cuda import device_array
 from mlxr.runtime.hosts.cuda import host as cuda_host
+from mlxr.runtime.hosts.cuda.card_writer import CardWriter
+from mlxr.runtime.hosts.cuda.device import has_cuda
 from mlxr.runtime.hosts.cuda.device_array import filled_on_device, sent
 from mlxr.runtime.hosts.cuda.host import CudaHost
 from mlxr.runtime.weights.load_weights import Fill, Put, in_place
 from mlxr.runtime.weights.open_weights import open_weights
+from mlxr_tests.fake_driver import use_driver
 from mlxr_tests.storyteller import Q8_0, storyteller_spec
 
 SHAPES = [(1,), (3,), (8,), (1, 1), (1, 5), (5, 1), (3, 7), (129, 64), (2048, 1025), (12345678,)]
@@ -120,8 +126,10 @@ def test_reading_in_pieces_is_refused(monkeypatch: pytest.MonkeyPatch, pieces: i
 
 def test_weights_of_host_cuda_are_made_there(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[tuple[int, ...]] = []
+    use_driver(monkeypatch)
 
-    def make(shape: tuple[int, ...], dtype: mx.Dtype, fill: Fill, writer: object) -> mx.array:
+    def make(shape: tuple[int, ...], dtype: mx.Dtype, fill: Fill, writer: Callable[[], CardWriter | None]) -> mx.array:
+        assert writer() is writer() is not None
         made.append(shape)
         return in_place(shape, dtype, fill)
 
@@ -129,3 +137,27 @@ def test_weights_of_host_cuda_are_made_there(monkeypatch: pytest.MonkeyPatch) ->
     artifact = compile_spec(storyteller_spec()).artifact
     arrays = CudaHost.read_arrays(artifact, open_weights(Q8_0))
     assert len(made) == len(arrays) == len(artifact.plan.weights)
+
+
+@pytest.mark.skipif(has_cuda(), reason="the card's memory is not the CPU's")
+def test_the_driver_copies_large_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MLX copies the small ones."""
+    use_driver(monkeypatch)
+    written: list[int] = []
+
+    class Writer(CardWriter):
+        def write(self, address: int, numbers: npt.NDArray[Any]) -> None:
+            written.append(numbers.nbytes)
+            super().write(address, numbers)
+
+    def places(arrays: Sequence[mx.array]) -> list[int]:
+        mx.eval(*arrays)
+        return [np.array(array, copy=False).ctypes.data for array in arrays]
+
+    monkeypatch.setattr(device_array, "address_table", places)
+    monkeypatch.setattr(device_array, "is_on_card", lambda _: True)
+    writer = Writer()
+    for shape in ((300, 1000), (3, 10)):
+        got = filled_on_device(shape, mx.float32, filling(prod(shape) * 4), lambda: writer)
+        assert np.array(got).tobytes() == np.array(in_place(shape, mx.float32, filling(prod(shape) * 4))).tobytes()
+    assert sum(written) == 300 * 1000 * 4

@@ -10,15 +10,19 @@ from mlxr.compiler.schedule.geometry import Geometry
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.engine.warm_up import warm_up
+from mlxr.runtime.hosts.cuda import host as cuda_host
 from mlxr.runtime.hosts.cuda import products_ahead, recorded_prompts
 from mlxr.runtime.hosts.cuda.device import has_cuda
 from mlxr.runtime.hosts.cuda.host import CudaHost
 from mlxr.runtime.hosts.cuda.matrix_library import WORKSPACE_BYTES, Product, ProductLaunch
 from mlxr.runtime.hosts.cuda.products_ahead import begin_products, operand_bytes, products_of_prompts
+from mlxr.runtime.hosts.mlx.host import MlxHost
+from mlxr.runtime.weights.open_weights import open_weights
 from mlxr_tests.fake_card import SimLauncher, use_card
 from mlxr_tests.fake_driver import FakeDriver, use_driver
 from mlxr_tests.format_planes import random_buffers
 from mlxr_tests.specs import UNPACKED, compiled, small_spec
+from mlxr_tests.storyteller import Q8_0
 
 pytestmark = pytest.mark.skipif(has_cuda(), reason="here the real one runs")
 PRODUCTS = dict(chunk_padding=16, mlx_min_rows=18, mlx_quantised_min_rows=18)
@@ -29,7 +33,7 @@ SPEC = small_spec(**UNPACKED | {"weights": {"default": "q4_k"}}, model__context=
 def test_they_are_those_of_the_steps_at_load(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each recording looks up what an earlier process chose for exactly the products that are new in it."""
     artifact = compiled(SPEC, Geometry.of(**PRODUCTS))
-    card, new, seen = SimLauncher(artifact), list[list[Product]](), set[Product]()
+    card, new, seen, run = SimLauncher(artifact), list[list[Product]](), set[Product](), list[int]()
     use_card(monkeypatch, artifact, card)
     card.record(monkeypatch)
 
@@ -37,11 +41,13 @@ def test_they_are_those_of_the_steps_at_load(monkeypatch: pytest.MonkeyPatch) ->
         found = dict.fromkeys(launch.product for launch in launches if isinstance(launch, ProductLaunch))
         new.append([product for product in found if product not in seen])
         seen.update(found)
-        return SimpleNamespace(launch=lambda *_: None, upload=lambda _: None)  # what it gives is of no importance
+        number = len(new)  # what it gives is of no importance
+        return SimpleNamespace(launch=lambda *_: run.append(number), upload=lambda _: None)
 
     monkeypatch.setattr(recorded_prompts, "LaunchGraph", recorded)
     host = CudaHost(artifact, random_buffers(artifact.plan)[0], Arena(artifact.plan.arena))
     warm_up(host, Pager.from_geometry(artifact.plan.arena))
+    assert {*run} < {*range(1, len(new) + 1)} and run, "most sizes are prepared and not run"
     assert seen and [group for group in new if group] == list(products_of_prompts(artifact.plan))
 
 
@@ -78,3 +84,11 @@ def test_each_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
     free[0], driver.allocated = 1 << 31, 0
     begin_products(plan).join()
     assert not driver.allocated
+
+
+def test_they_begin_before_weights_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    artifact, done = compiled(SPEC, Geometry.of(**PRODUCTS)), list[object]()
+    monkeypatch.setattr(cuda_host, "begin_products", done.append)
+    monkeypatch.setattr(MlxHost, "from_file", classmethod(lambda *_, **__: done.append("weights")))
+    CudaHost.from_file(artifact, open_weights(Q8_0), Arena(artifact.plan.arena))
+    assert done == [artifact.plan, "weights"]
