@@ -82,6 +82,25 @@ def test_what_other_clients_send_is_read(server: RunningServer) -> None:
             assert answer.status_code == 200, answer.text
 
 
+def test_what_vercels_provider_sends_beside_options_means_what_it_says(server: RunningServer) -> None:
+    """ollama-ai-provider-v2 puts these fields there, where Ollama itself never reads them."""
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+
+    def message(**fields: Any) -> Any:
+        body = {"model": "tools", "messages": HELLO, "stream": False, "think": False} | fields
+        answer = server.http.post("/api/chat", json=body)
+        assert answer.status_code == 200, answer.text
+        return answer.json()["message"] | {"tokens": answer.json()["eval_count"]}
+
+    greedy = {"temperature": 0, "num_predict": 5}
+    assert message(temperature=0, max_output_tokens=5) == message(options=greedy)
+    assert message(temperature=2, top_p=0.1, max_output_tokens=9, options=greedy | {"top_p": 1}) == message(options=greedy)
+    for choice in ("required", {"type": "function", "name": "look"}, {"type": "function", "function": {"name": "look"}}):
+        calls = message(tools=[tool], tool_choice=choice, max_output_tokens=99)["tool_calls"]
+        assert {call["function"]["name"] for call in calls} == {"look"}
+    assert "tool_calls" not in message(tools=[tool], tool_choice="none", max_output_tokens=5)
+
+
 def test_streams_are_the_same_answer_in_lines(client: ollama.Client, server: RunningServer) -> None:
     options = {"seed": 3, "num_predict": 16}
     whole = client.chat("tiny", HELLO, options=options, logprobs=True, top_logprobs=2)
@@ -165,6 +184,9 @@ def test_what_there_is_to_know(client: ollama.Client, server: RunningServer) -> 
         ({"options": {"num_predict": 0}}, "options.num_predict is 0"),
         ({"options": {"temperature": "hot"}}, "options.temperature: input should be a valid number"),
         ({"options": {"colour": 1}}, "options.colour is not a field that is supported"),
+        ({"max_output_tokens": 0}, "max_output_tokens: input should be greater than or equal to 1"),
+        ({"tool_choice": "required"}, "tool_choice is 'required', and there are no tools"),
+        ({"tool_choice": {"type": "function", "name": "look"}}, "tool_choice names 'look'; tools has none"),
         ({"think": -1}, "think: -1 is none of true, false, low, medium, high, max, and no number of tokens from 0"),
         ({"think": "deep"}, 'think: "deep" is none of true, false'),
         ({"keep_alive": "soon"}, 'keep_alive is "soon"; expected seconds'),

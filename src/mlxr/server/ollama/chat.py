@@ -17,6 +17,7 @@ from mlxr.server.large_body_route import JsonRoute, made
 from mlxr.server.ollama.answers import Ask, PartialAnswer, Records, answered, loaded_or_not
 from mlxr.server.ollama.named_models import KeepAlive
 from mlxr.server.ollama.options import Options, sampling_of
+from mlxr.server.ollama.outer_fields import OuterFields
 from mlxr.server.request_record import note_warning
 from mlxr.server.state import ServerState
 
@@ -116,7 +117,7 @@ class CommonRequest(ApiModel):
         return {"enable_thinking": self.think is not False} | effort
 
 
-class ChatRequest(CommonRequest):
+class ChatRequest(CommonRequest, OuterFields):
     """The body of /api/chat."""
 
     refused: ClassVar[dict[str, str]] = {"messages[].images": "this server takes text only"}
@@ -146,9 +147,9 @@ def _job(body: ChatRequest) -> ChatJob:
     messages = told_messages(body.messages or [])
     return ChatJob(
         messages=messages,
-        sampling=sampling_of(body.options, body.format, body.logprobs, body.top_logprobs),
+        sampling=sampling_of(body.all_options(body.options), body.format, body.logprobs, body.top_logprobs),
         tools=tools,
-        tool_choice="auto" if tools else "none",
+        tool_choice=body.chosen([tool["function"]["name"] for tool in tools]),
         variables=body.variables(),
         thinking_budget=body.thinking_budget,
         continue_final=messages[-1]["role"] == "assistant",
