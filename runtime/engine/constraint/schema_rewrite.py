@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from itertools import combinations, permutations
 from typing import Any
 
+from mlxr.runtime.engine.constraint.closed_objects import closed_objects
 from mlxr.runtime.engine.constraint.schema_negation import (
     Scope,
     UnknownError,
@@ -70,6 +71,7 @@ class _Rewriter:
         self._is_draft_4 = re.search(r"draft-0[34]", str(root.get("$schema"))) is not None
         self._references = References(root)
         self._scope = Scope(self._references.resolve)
+        self._closed_objects = closed_objects(root, Scope(self._references.resolve))
         self._num_written = 0
         self.left_out: list[str] = []
 
@@ -113,6 +115,8 @@ class _Rewriter:
             written["type"] = [*types, *(["null"] if "null" not in types else [])]
         if added:
             written["allOf"] = [*(written.get("allOf") or []), *added]
+        if id(schema) in self._closed_objects:
+            written["additionalProperties"] = False
         return written
 
     def _rewrite_key(

@@ -94,10 +94,12 @@ def test_what_vercels_provider_sends_beside_options_means_what_it_says(server: R
 
     greedy = {"temperature": 0, "num_predict": 5}
     assert message(temperature=0, max_output_tokens=5) == message(options=greedy)
-    assert message(temperature=2, top_p=0.1, max_output_tokens=9, options=greedy | {"top_p": 1}) == message(options=greedy)
-    for choice in ("required", {"type": "function", "name": "look"}, {"type": "function", "function": {"name": "look"}}):
-        calls = message(tools=[tool], tool_choice=choice, max_output_tokens=99)["tool_calls"]
-        assert {call["function"]["name"] for call in calls} == {"look"}
+    outer = {"temperature": 2, "top_p": 0.1, "max_output_tokens": 9}
+    assert message(**outer, options=greedy | {"top_p": 1}) == message(options=greedy)
+    for named in ({"name": "look"}, {"function": {"name": "look"}}):
+        for choice in ("required", {"type": "function"} | named):
+            calls = message(tools=[tool], tool_choice=choice, max_output_tokens=99)["tool_calls"]
+            assert {call["function"]["name"] for call in calls} == {"look"}
     assert "tool_calls" not in message(tools=[tool], tool_choice="none", max_output_tokens=5)
 
 

@@ -136,12 +136,56 @@ CASES: dict[str, tuple[dict[str, Any], list[Any]]] = {
     ),
     "odd counts": ({"minLength": 1.0, "maxLength": 2.0, "required": ["zz"]}, ["", "a", "abc", {}, {"zz": 1}]),
     "any": ({}, [None, 1, "a", [], {"a": {}}]),
+    "properties that are named": (
+        {
+            "type": "object",
+            "properties": {"a": {"type": "integer"}, "b": {"anyOf": [{"$ref": "#/$defs/c"}, {"type": "null"}]}},
+            "required": ["a"],
+            "$defs": {"c": {"type": "object", "properties": {"d": {}}}},
+        },
+        [{"a": 1}, {"a": 1, "z": 1}, {"a": 1, "b": {"d": 1}}, {"a": 1, "b": {"e": 1}}, {"b": None}],
+    ),
+    "tagged properties that are named": (
+        {"oneOf": [{"type": "object", "required": ["kind"], **shape} for shape in SHAPE]},
+        [{"kind": "dot"}, {"kind": "dot", "w": 1}, {"kind": "box", "w": 1}, {"kind": "box", "w": -1}],
+    ),
+    "named, and others too": (
+        {"type": "object", "properties": {"a": {}}, "additionalProperties": True}, [{}, {"a": 1}, {"z": 1}, 1],
+    ),
+    "named, and another is required": ({"type": "object", "properties": {"a": {}}, "required": ["z"]}, [{}, {"z": 1}]),
+    "named by several": (
+        {
+            "type": "object",
+            "properties": {
+                "x": {"$ref": "#/$defs/base"},
+                "y": {"allOf": [{"$ref": "#/$defs/base"}, {"type": "object", "properties": {"b": {}}}]},
+            },
+            "$defs": {"base": {"type": "object", "properties": {"a": {"type": "integer"}}}},
+        },
+        [{"y": {"a": 1, "b": 2}}, {"x": {"a": 1}}, {"x": {"c": 1}}, {"y": {"a": "c"}}],
+    ),
+    "named by what follows": (
+        {
+            "type": "object",
+            "properties": {"a": {"enum": [1, 2]}, "p": {"type": "object", "properties": {"x": {}}}},
+            "required": ["a"],
+            "if": {"properties": {"a": {"const": 1}}},
+            "then": {"type": "object", "properties": {"p": {"required": ["b"]}}, "required": ["p"]},
+        },
+        [{"a": 1, "p": {"b": 1}}, {"a": 1, "p": {}}, {"a": 1}, {"a": 2}, {"a": 2, "p": {"c": 1}}, {}],
+    ),
+    "named by one of overlapping objects": (
+        {"oneOf": [{"type": "object", "properties": {name: {"type": "string"}}} for name in "ab"]},
+        [{"a": "x", "b": 1}, {"a": "x", "b": "y"}, {"b": "y", "a": 1}, {"a": 1}],
+    ),
     "false inside": ({"properties": {"a": False}, "items": False}, [{}, {"a": 1}, {"b": 1}, [], [1]]),
 }  # fmt: skip
 NARROWER = {
     "condition without an opposite": [1],
+    "properties that are named": [{"a": 1, "z": 1}, {"a": 1, "b": {"e": 1}}],
+    "tagged properties that are named": [{"kind": "dot", "w": 1}],
 }
-"""What is valid and yet not allowed, since the schema cannot be enforced otherwise."""
+"""What is valid and yet not allowed: the schema cannot be enforced otherwise, or means more than it says."""
 
 
 @pytest.mark.parametrize("name", CASES)
