@@ -11,7 +11,7 @@ from mlxr.runtime.cache.equal_growth import Slots
 from mlxr.runtime.cache.pager import Evicted, Pager
 from mlxr.runtime.hosts.batch import Batch, BatchRequest, DecodeRequests, slots_of_steps
 from mlxr.runtime.hosts.host import Host, Logits
-from mlxr.runtime.hosts.likeliest import Grown, MoreSteps
+from mlxr.runtime.hosts.likeliest import Asked, Grown, MoreSteps
 
 SaveEvicted = Callable[[Sequence[Evicted]], None]
 """Takes blocks that the prefix cache gave up."""
@@ -95,6 +95,7 @@ def more_steps(
     count: int,
     save: SaveEvicted | None,
     first: int = 0,
+    asked: Asked | None = None,
 ) -> MoreSteps:
     """What the host must know of steps that go on; sequences with states go on by single steps.
 
@@ -106,6 +107,7 @@ def more_steps(
         count: how many steps.
         save: see `launch_step`.
         first: see `MoreSteps`.
+        asked: likewise.
     """
 
     def grow() -> Grown | None:
@@ -123,4 +125,4 @@ def more_steps(
         copy_shared_blocks(host, pager, save)
         return Grown(by_name, tables)
 
-    return MoreSteps(count, starts, grow, first)
+    return MoreSteps(count, starts, grow, first, asked)

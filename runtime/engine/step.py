@@ -34,6 +34,7 @@ from mlxr.runtime.engine.sampling import Row, Sampled
 from mlxr.runtime.engine.sampling.device_choice import DeviceChoice
 from mlxr.runtime.hosts.batch import MOST_TOPS, NO_ADAPTER, BatchRequest, DecodeRequests, Rows
 from mlxr.runtime.hosts.host import Host, Logits
+from mlxr.runtime.hosts.likeliest import Asked
 
 
 class Part(NamedTuple):
@@ -289,7 +290,7 @@ class Step:
         if before is not None and follows and isinstance(before.samples, ChosenByHost):
             for count, first in dict.fromkeys([(self.count, self.first), (self.plain, 0)]):
                 self.become(count, first, self.plain)
-                more = more_steps(host, pager, decode.seq_ids, self._starts, count, save, first)
+                more = more_steps(host, pager, decode.seq_ids, self._starts, count, save, first, self._asked(decode))
                 if (samples := before.samples.go_on(more)) is not None:
                     self.samples, self.goes_on = samples, True
                     return
@@ -312,11 +313,18 @@ class Step:
             return
         if self._choice is None:
             self._choice = DeviceChoice([row.sampler for row in rows], host.send)
-        if self._choice.is_greedy and (chosen := host.likeliest_of_steps(batch)) is not None:
+        if self._choice.is_by_host and (chosen := host.likeliest_of_steps(batch, self._asked(decode))) is not None:
             self.samples = ChosenByHost(host, chosen)
             return
         uniforms = self._choice.uniforms([row.position + self.num_repeats for row in rows], self.count)
         self.samples = SamplesOfSteps(host, host.decode(batch), batch.tokens, self._choice, uniforms)
+
+    def _asked(self, decode: Decode) -> Asked | None:
+        """How its rows draw their tokens; None: all take the likeliest."""
+        assert self._choice is not None, "a step before it has made it"
+        if self._choice.is_greedy:
+            return None
+        return self._choice.asked([row.position + self.num_repeats for row in decode.rows], self.count)
 
     def read(self) -> None:
         """Waits for a launched step and its tokens.

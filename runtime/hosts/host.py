@@ -24,7 +24,7 @@ from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.hosts.batch import Batch, Int32Array
 from mlxr.runtime.hosts.exchange import Exchange
 from mlxr.runtime.hosts.handover import ExpertsBeside
-from mlxr.runtime.hosts.likeliest import LikeliestOfSteps, MoreSteps
+from mlxr.runtime.hosts.likeliest import Asked, LikeliestOfSteps, MoreSteps
 from mlxr.runtime.memory.fitting_arena import Footprint
 from mlxr.runtime.memory.free_memory import FreeMemory, MachineMemory
 from mlxr.runtime.weights.fill_slot import fill_slot
@@ -191,10 +191,14 @@ class Host(ABC):
         indices = count()
         return lambda tokens: self.step(batch.step(next(indices), tokens))
 
-    def likeliest_of_steps(self, batch: Batch) -> LikeliestOfSteps | None:
-        """Starts a batch of decode steps, each of which takes the likeliest tokens of the one before.
+    def likeliest_of_steps(self, batch: Batch, asked: Asked | None = None) -> LikeliestOfSteps | None:
+        """Starts a batch of decode steps, each of which takes the tokens that the one before has chosen.
 
         None: nothing has been started, since the host has no shorter way to do that than `decode`.
+
+        Args:
+            batch: they.
+            asked: how their rows draw their tokens; None: all take the likeliest.
         """
         return None
 

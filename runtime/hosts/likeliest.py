@@ -9,6 +9,11 @@ import numpy.typing as npt
 
 from mlxr.runtime.cache.equal_growth import Slots
 
+Asked = npt.NDArray[np.uint32]
+"""How rows draw their tokens: [steps, rows, NUM_ASKED], the bits of each number."""
+NUM_ASKED = 8
+"""A random number in [0, 1), temperature, min_p, top_p (f32); top_k; whether the row takes its likeliest token."""
+
 
 class Grown(NamedTuple):
     """Where the tokens of steps are, by the names of the plan's buffers.
@@ -30,12 +35,14 @@ class MoreSteps(NamedTuple):
         starts: tokens of each sequence that are in the arena before them.
         grow: has the sequences grow; None: they do not grow plainly, and have not grown.
         first: how many of the steps are given to the device at once; the others by `Host.run_on`; 0: all.
+        asked: how their rows draw their tokens, see `Asked`; None: all take the likeliest.
     """
 
     steps: int
     starts: Sequence[int]
     grow: Callable[[], Grown | None]
     first: int = 0
+    asked: Asked | None = None
 
 
 class LikeliestOfSteps(Protocol):

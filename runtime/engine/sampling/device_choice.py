@@ -5,20 +5,38 @@ one batch may have different options: what one row needs is done for all, with n
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from mlxr.runtime.engine.sampling.sampler import Sampler
+from mlxr.runtime.engine.sampling.sampler import Kind, Sampler
+from mlxr.runtime.hosts.likeliest import NUM_ASKED, Asked
 
 _BELOW_ONE = np.nextafter(np.float32(1), np.float32(0))
-_MOST_EXACT = 2.0**24  # of whole numbers in f32; no vocabulary has more tokens
+_MOST_EXACT = 1 << 24  # of whole numbers in f32; no vocabulary has more tokens
 _LEAST = float(np.finfo(np.float32).tiny)
 
 Send = Callable[[npt.NDArray[Any]], mx.array]
 """Makes an array on the device."""
+
+
+class _Filters(NamedTuple):
+    """The filters of rows, [rows, 1] f32 each, and which of them any row uses.
+
+    Attributes:
+        takes_greatest: which rows take the greatest logit, [rows] bool; None: none does.
+    """
+
+    any_of: Kind
+    temperature: mx.array
+    min_p: mx.array
+    top_k: mx.array
+    typical_p: mx.array
+    top_p: mx.array
+    takes_greatest: mx.array | None
 
 
 class DeviceChoice:
@@ -26,10 +44,11 @@ class DeviceChoice:
 
     Attributes:
         is_greedy: whether all rows take the token of the greatest logit.
+        is_by_host: whether hosts that choose tokens themselves know how: `asked` says it, unless all are greedy.
     """
 
     def __init__(self, samplers: Sequence[Sampler], send: Send = mx.array) -> None:
-        """Sends the filters' numbers to the device, unless all rows are greedy.
+        """Sends nothing yet.
 
         Args:
             samplers: of the rows.
@@ -38,15 +57,43 @@ class DeviceChoice:
         self._samplers, self._send = samplers, send
         kinds = [sampler.kind for sampler in samplers]
         self.is_greedy = all(kind.greedy for kind in kinds)
-        if self.is_greedy:
-            return
-        self._use_min_p, self._use_top_k = any(kind.min_p for kind in kinds), any(kind.top_k for kind in kinds)
-        self._use_typical_p, self._use_top_p = any(k.typical_p for k in kinds), any(k.top_p for k in kinds)
-        numbers = [(*sampler.filters, kind.greedy) for sampler, kind in zip(samplers, kinds, strict=True)]
+        self.is_by_host = not any(kind.typical_p for kind in kinds)
+
+    @cached_property
+    def _filters(self) -> "_Filters":
+        """The filters, on the device."""
+        kinds = [sampler.kind for sampler in self._samplers]
+        numbers = [(*sampler.filters, kind.greedy) for sampler, kind in zip(self._samplers, kinds, strict=True)]
         by_filter = np.array(numbers, np.float32).T[:, :, None]
         by_filter[2] = np.minimum(by_filter[2], _MOST_EXACT)
-        self._temperature, self._min_p, self._top_k, self._typical_p, self._top_p, greedy = send(by_filter.copy())
-        self._takes_greatest = greedy[:, 0] > 0 if any(kind.greedy for kind in kinds) else None
+        temperature, min_p, top_k, typical_p, top_p, greedy = self._send(by_filter.copy())
+        any_of = Kind(*(any(of) for of in zip(*kinds, strict=True)))
+        takes_greatest = greedy[:, 0] > 0 if any_of.greedy else None
+        return _Filters(any_of, temperature, min_p, top_k, typical_p, top_p, takes_greatest)
+
+    @cached_property
+    def _asked_always(self) -> Asked:
+        """`asked` of a step, without random numbers: [rows, NUM_ASKED]."""
+        found = np.zeros((len(self._samplers), NUM_ASKED), np.uint32)
+        numbers = [sampler.filters for sampler in self._samplers]
+        found[:, 1:4] = np.array([(t, min_p, top_p) for t, min_p, _, _, top_p in numbers], np.float32).view(np.uint32)
+        found[:, 4] = [min(top_k, _MOST_EXACT) for _, _, top_k, _, _ in numbers]
+        found[:, 5] = [sampler.kind.greedy for sampler in self._samplers]
+        return found
+
+    def asked(self, positions: Sequence[int], steps: int) -> Asked:
+        """What a host must know to draw the tokens of steps itself.
+
+        Args:
+            positions: which token of its answer each row chooses in the first step.
+            steps: how many steps.
+        """
+        rows = zip(self._samplers, positions, strict=True)
+        numbers = [[0.0] * steps if s.kind.greedy else s.uniforms(position, steps) for s, position in rows]
+        found = np.empty((steps, *self._asked_always.shape), np.uint32)
+        found[...] = self._asked_always
+        found[:, :, 0] = np.minimum(np.array(numbers, np.float32), _BELOW_ONE).view(np.uint32).T
+        return found
 
     def uniforms(self, positions: Sequence[int], steps: int = 1) -> list[mx.array | None]:
         """The random numbers of steps, [rows, 1] each; None where no row needs any.
@@ -76,25 +123,26 @@ class DeviceChoice:
         tokens = argmax(logits)
         if uniforms is None:
             return tokens
-        drawn = _draw(self._filtered(logits, greatest[:, None]), uniforms)
-        return drawn if self._takes_greatest is None else mx.where(self._takes_greatest, tokens, drawn)
+        drawn, takes_greatest = _draw(self._filtered(logits, greatest[:, None]), uniforms), self._filters.takes_greatest
+        return drawn if takes_greatest is None else mx.where(takes_greatest, tokens, drawn)
 
     def _filtered(self, logits: mx.array, greatest: mx.array) -> mx.array:
         """The weights of tokens that pass the filters, and 0 for others: [rows, vocab], f32."""
-        size, top_p = logits.shape[1], self._top_p
-        weights = mx.exp((logits - greatest) / self._temperature)
-        if self._use_min_p:
-            weights = mx.where(weights >= self._min_p, weights, 0)
-        if not (self._use_top_k or self._use_typical_p or self._use_top_p):
+        size = logits.shape[1]
+        any_of, temperature, min_p, top_k, typical_p, top_p, _ = self._filters
+        weights = mx.exp((logits - greatest) / temperature)
+        if any_of.min_p:
+            weights = mx.where(weights >= min_p, weights, 0)
+        if not (any_of.top_k or any_of.typical_p or any_of.top_p):
             return weights
-        asked = self._top_k.astype(mx.int32)
+        asked = top_k.astype(mx.int32)
         count = mx.where(asked > 0, mx.minimum(asked, size), size)
-        if not self._use_typical_p:
+        if not any_of.typical_p:
             return _first(weights, count, top_p)
-        if self._use_top_k:
+        if any_of.top_k:
             weights = _first(weights, count, mx.ones_like(top_p))
-        weights = mx.where(_typical(weights, self._typical_p) | (self._typical_p >= 1), weights, 0)
-        return _first(weights, mx.full(count.shape, size, dtype=mx.int32), top_p) if self._use_top_p else weights
+        weights = mx.where(_typical(weights, typical_p) | (typical_p >= 1), weights, 0)
+        return _first(weights, mx.full(count.shape, size, dtype=mx.int32), top_p) if any_of.top_p else weights
 
 
 def argmax(values: mx.array) -> mx.array:

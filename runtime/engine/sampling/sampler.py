@@ -106,6 +106,11 @@ class Sampler:
             self._numbers.extend(self._generator.random(64).tolist())
         return self._numbers[position]
 
+    def uniforms(self, position: int, count: int) -> list[float]:
+        """The random numbers of so many tokens from `position` on."""
+        self.uniform(position + count - 1)
+        return self._numbers[position : position + count]
+
     @cached_property
     def _generator(self) -> "np.random.Generator":  # quoted: NumPy imports it when it is named
         seed = np.random.SeedSequence(self.sampling.seed, spawn_key=(self._stream,))

@@ -13,6 +13,7 @@ from mlxr.runtime.hosts.cuda.address_table import addresses_image
 from mlxr.runtime.hosts.cuda.build import build_cubin, cuda_source, with_prelude
 from mlxr.runtime.hosts.cuda.compilers import COMPILERS
 from mlxr.runtime.hosts.cuda.device import architecture
+from mlxr.runtime.hosts.cuda.drawing import draw_image
 from mlxr.runtime.hosts.cuda.recorded_batch import recorded_image
 from mlxr.runtime.hosts.cuda.recorded_products import products_image
 from mlxr.runtime.hosts.cuda.step_kernel import has_step_kernels
@@ -44,6 +45,7 @@ class _Builds:
                 self._pool.submit(build_cubin, name, texts[name], self._card)
         for kernel in sorted(program.kernels, key=lambda each: -len(sources[each.file])):
             self.begin_kernel(kernel, sources[kernel.file])
+        self._pool.submit(draw_image)  # no load waits for it
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from mlxr.compiler.artifact import ARENA_TOKEN, KernelCall, Phase
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.hosts.binding import Dims
 from mlxr.runtime.hosts.cuda.device_array import on_device
+from mlxr.runtime.hosts.cuda.drawing import can_draw
 from mlxr.runtime.hosts.cuda.mlx_stream import why_unknown
 from mlxr.runtime.hosts.cuda.packed import TABLES, BoundInputs, DecodeInputs, Packed
 from mlxr.runtime.hosts.cuda.parallel.peers import Peers
@@ -28,7 +29,7 @@ from mlxr.runtime.hosts.cuda.recorded_step import ChosenOfSteps, RecordedStep, R
 from mlxr.runtime.hosts.cuda.step_kernel import StepKernel
 from mlxr.runtime.hosts.cuda.step_kernels import StepKernels
 from mlxr.runtime.hosts.cuda.traces import Key, RecentTraces, Trace, traced
-from mlxr.runtime.hosts.likeliest import LikeliestOfSteps, MoreSteps
+from mlxr.runtime.hosts.likeliest import Asked, LikeliestOfSteps, MoreSteps
 from mlxr.runtime.hosts.mlx.bindable import of_shape
 from mlxr.runtime.hosts.mlx.host import MlxHost
 
@@ -143,8 +144,9 @@ class DecodeSteps:
         slots: Mapping[str, npt.NDArray[Any]],
         steps: int,
         tokens: mx.array,
+        asked: Asked | None = None,
     ) -> LikeliestOfSteps | None:
-        """Runs steps that take the likeliest tokens of the one before, as `bind` prepares them.
+        """Runs steps that take the tokens that the one before has chosen, as `bind` prepares them.
 
         Args:
             phase: see `bind`, as for the others.
@@ -153,6 +155,7 @@ class DecodeSteps:
             slots: of each step.
             steps: how many.
             tokens: ids of the first.
+            asked: how they choose, see `Host.likeliest_of_steps`.
 
         Returns:
             See `Host.likeliest_of_steps`.
@@ -160,14 +163,16 @@ class DecodeSteps:
         kernel, last = self._kernel(dims), {**dims, "context": dims["context"] + steps - 1}
         if steps > MOST_STEPS or not self._takes(phase, dims, kernel) or not self._takes(phase, last, kernel):
             return None
+        if asked is not None and not can_draw(dims["rows"], self._host.plan.output_width):
+            return None
         inputs = self._bound(arrays, slots, steps, together=True)
-        recorded = self._recorded_of(phase, dims, last, steps, inputs, kernel)
+        recorded = self._recorded_of(phase, dims, last, steps, inputs, kernel, asked is not None)
         if recorded is None:
             return None
         with StepKernel.order if kernel is not None else nullcontext():
             room = self._room(arrays)
             chosen = _Chosen(phase, dims, inputs, kernel, room, recorded[-1], self._until(last, room))
-            return self._choose(chosen, recorded, tokens)
+            return self._choose(chosen, recorded, tokens, asked)
 
     def go_on(self, after: LikeliestOfSteps, more: MoreSteps) -> LikeliestOfSteps | None:
         """See `Host.go_on`."""
@@ -182,7 +187,7 @@ class DecodeSteps:
             last: Dims = {**dims, "context": context + count - 1}
             if last["context"] > chosen.room or not self._takes(chosen.phase, last, kernel):
                 return None
-            recorded = self._recorded_of(chosen.phase, dims, last, count, chosen.inputs, kernel)
+            recorded = self._recorded_of(chosen.phase, dims, last, count, chosen.inputs, kernel, more.asked is not None)
             if recorded is None or any(step.batch is not before.batch for step in recorded):
                 return None
             chosen = chosen._replace(step=recorded[-1], until=self._until(last, chosen.room))
@@ -195,7 +200,7 @@ class DecodeSteps:
             if (grown := more.grow()) is None:
                 return None
             inputs = self._inputs.go_on(chosen.inputs, count, grown)
-            return self._choose(chosen._replace(inputs=inputs), recorded, None, more.first)
+            return self._choose(chosen._replace(inputs=inputs), recorded, None, more.asked, more.first)
 
     def run_on(self, steps: LikeliestOfSteps, count: int, until: int, called: Callable[[], bool] | None) -> int | None:
         """See `Host.run_on`."""
@@ -212,12 +217,18 @@ class DecodeSteps:
         return ended
 
     def _choose(
-        self, chosen: "_Chosen", recorded: list[RecordedStep], tokens: mx.array | None, first: int = 0
+        self,
+        chosen: "_Chosen",
+        recorded: list[RecordedStep],
+        tokens: mx.array | None,
+        asked: Asked | None,
+        first: int = 0,
     ) -> LikeliestOfSteps:
         """Runs recorded steps. The lock of a kernel's turns is held; for the others see `RecordedSteps.choose`."""
         inputs, kernel = chosen.inputs, chosen.kernel
         self._chosen = self._begun = None  # until they have been started
-        steps = self._recorded.choose(recorded, tokens, lambda: self._inputs.moved(inputs, 0), inputs, kernel, first)
+        moving = partial(self._inputs.moved, inputs, 0)
+        steps = self._recorded.choose(recorded, tokens, moving, inputs, kernel, asked, first)
         if kernel is not None:
             self._kernels.follow(steps.end.wait)
             self._turn = steps.turn
@@ -262,28 +273,35 @@ class DecodeSteps:
         return bisect_right(self._borders, dims["context"])
 
     def _recorded_of(
-        self, phase: Phase, dims: Dims, last: Dims, steps: int, inputs: BoundInputs, kernel: StepKernel | None
+        self,
+        phase: Phase,
+        dims: Dims,
+        last: Dims,
+        steps: int,
+        inputs: BoundInputs,
+        kernel: StepKernel | None,
+        draws: bool,
     ) -> list[RecordedStep] | None:
         """The recorded step of each of some steps, of which the first and the last have these dims; None: one fails."""
         if self._between(dims) == self._between(last):
-            one = self._recorded_step(phase, dims, inputs, kernel)
+            one = self._recorded_step(phase, dims, inputs, kernel, draws)
             return None if one is None else [one] * steps
         found = list[RecordedStep]()
         for i in range(steps):
-            step = self._recorded_step(phase, {**dims, "context": dims["context"] + i}, inputs, kernel)
+            step = self._recorded_step(phase, {**dims, "context": dims["context"] + i}, inputs, kernel, draws)
             if step is None:
                 return None
             found.append(step)
         return found
 
     def _recorded_step(
-        self, phase: Phase, dims: Dims, inputs: BoundInputs, kernel: StepKernel | None
+        self, phase: Phase, dims: Dims, inputs: BoundInputs, kernel: StepKernel | None, draws: bool
     ) -> RecordedStep | None:
         grids = [dims[dim] for dim in self._grid_dims]
-        key: Key = ("recorded", kernel is None, inputs.num_steady, dims["rows"], self._between(dims), *grids)
+        key: Key = ("recorded", draws, kernel is None, inputs.num_steady, dims["rows"], self._between(dims), *grids)
         step = self._recent.get(key)
         if step is None:
-            step = self._record(phase, dims, inputs, chooses=True)
+            step = self._record(phase, dims, inputs, chooses=True, draws=draws)
         if step is not None:
             self._recent.keep(key, step)
         assert step is None or isinstance(step, RecordedStep), "no others have such keys"
@@ -336,10 +354,12 @@ class DecodeSteps:
             *self._host.launcher.choice(phase, dims),
         )
 
-    def _record(self, phase: Phase, dims: Dims, inputs: BoundInputs, *, chooses: bool) -> RecordedStep | None:
+    def _record(
+        self, phase: Phase, dims: Dims, inputs: BoundInputs, *, chooses: bool, draws: bool = False
+    ) -> RecordedStep | None:
         """A step that is recorded; None: there is no memory, so no more of this size are."""
         try:
-            step = self._recorded.record(phase, dims, inputs, self._kernel(dims))
+            step = self._recorded.record(phase, dims, inputs, self._kernel(dims), draws=draws)
             step.build(chooses=chooses)
         except (HostError, RuntimeError, ValueError) as error:
             self._refused[dims["rows"]] = str(error)

@@ -37,7 +37,7 @@ from mlxr.runtime.hosts.cuda.step_kernels import StepKernels
 from mlxr.runtime.hosts.exchange import Exchange
 from mlxr.runtime.hosts.handover import ExpertsBeside
 from mlxr.runtime.hosts.host import Logits, Progress
-from mlxr.runtime.hosts.likeliest import LikeliestOfSteps, MoreSteps
+from mlxr.runtime.hosts.likeliest import Asked, LikeliestOfSteps, MoreSteps
 from mlxr.runtime.hosts.mlx.host import MlxHost
 from mlxr.runtime.hosts.mlx.launcher import Arrays, MlxKernel
 from mlxr.runtime.memory.free_memory import FreeMemory, gpu_memory
@@ -186,7 +186,7 @@ class CudaHost(MlxHost):
 
         return run
 
-    def likeliest_of_steps(self, batch: Batch) -> LikeliestOfSteps | None:
+    def likeliest_of_steps(self, batch: Batch, asked: Asked | None = None) -> LikeliestOfSteps | None:
         """See `Host.likeliest_of_steps`: by recorded steps."""
         phase = self.program.phase(phase_of(self.plan, batch))
         if phase.name != "decode" or not self._traces:
@@ -194,7 +194,8 @@ class CudaHost(MlxHost):
         arrays = self.arrays_of(phase, self.completed(batch))
         steady = {name: array for name, array in arrays.items() if isinstance(array, np.ndarray) and name != _TOKENS}
         tokens = batch.tokens if isinstance(batch.tokens, mx.array) else mx.array(batch.tokens)
-        return self._decodes.choose(phase, batch_dims(batch), steady, _slots(batch, steady), batch.num_steps, tokens)
+        slots = _slots(batch, steady)
+        return self._decodes.choose(phase, batch_dims(batch), steady, slots, batch.num_steps, tokens, asked)
 
     def go_on(self, after: LikeliestOfSteps, more: MoreSteps) -> LikeliestOfSteps | None:
         """See `Host.go_on`: after recorded steps."""

@@ -25,7 +25,9 @@ from mlxr.runtime.hosts.cuda.device_array import on_device
 from mlxr.runtime.hosts.cuda.handover.pinned_memory import PinnedMemory
 from mlxr.runtime.hosts.cuda.launch_graph import FUNCTIONS, Event, GraphLaunch, LaunchGraph
 from mlxr.runtime.hosts.cuda.packed import BoundInputs, Steady
+from mlxr.runtime.hosts.cuda.recorded_calls import Call, Operand
 from mlxr.runtime.hosts.cuda.recorded_memory import MOST_STEPS
+from mlxr.runtime.hosts.likeliest import NUM_ASKED, Asked
 from mlxr.runtime.hosts.mlx.bindable import bindable_shape, of_shape
 
 PLACE, CHOOSE, FETCH, FETCH_LOGITS = "mlxr_place", "mlxr_choose", "mlxr_fetch", "mlxr_fetch_logits"
@@ -81,6 +83,28 @@ class RecordedBatch:
         self._places = [begin - begins[1] + _STATE for begin in begins[1:4]]
         self._renewals = self._make_renewals(_STATE + begins[4] - begins[1], -(-max(*sizes[1:4], 8) // _THREADS))
         self._nothing = _numbers([])
+
+    @functools.cached_property
+    def asked(self) -> PinnedMemory:
+        """How rows draw their tokens in each step of the ring, for steps that do; see `Asked`."""
+        return PinnedMemory(4 * NUM_ASKED * MOST_STEPS * self._rows)
+
+    @functools.cached_property
+    def _asked(self) -> Asked:
+        numbers = (ctypes.c_uint32 * (NUM_ASKED * MOST_STEPS * self._rows)).from_address(self.asked.address)
+        return np.ctypeslib.as_array(numbers).reshape(MOST_STEPS, self._rows, NUM_ASKED)
+
+    @property
+    def of_machine(self) -> list[PinnedMemory]:
+        """The memory that the card reads and writes, and the CPU too."""
+        return [self.pinned, *([self.asked] if "asked" in vars(self) else ())]
+
+    def ask(self, asked: Asked) -> None:
+        """Notes how rows draw their tokens in steps that are started next."""
+        begin, count = self.count % MOST_STEPS, len(asked)
+        whole = min(count, MOST_STEPS - begin)
+        self._asked[begin : begin + whole] = asked[:whole]
+        self._asked[: count - whole] = asked[whole:]
 
     def place(
         self, tokens: mx.array, moving: mx.array, inputs: BoundInputs, token: mx.array, turn: mx.array | None
@@ -198,6 +222,11 @@ def numbers_of_logits(rows: int, width: int) -> mx.array:
 def choosing_grid(rows: int, width: int) -> tuple[int, int, int]:
     """The threadgroups of `CHOOSE`: rows, and parts of a row, each at least a number for each of a block's threads."""
     return rows, max(1, min(_CHOOSING_BLOCKS // rows, width // (4 * CHOOSE_THREADS))), 1
+
+
+def choose_call(operands: Sequence[Operand], rows: int, width: int, *, waits: bool) -> Call:
+    """The launch of `CHOOSE`; `waits` is as `GraphLaunch` has it."""
+    return Call(CHOOSE, recorded_image(), choosing_grid(rows, width), CHOOSE_THREADS, operands, waits=waits)
 
 
 @functools.cache

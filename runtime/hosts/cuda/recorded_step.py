@@ -2,9 +2,8 @@
 
 The graph is given to MLX's own stream (mlx_stream.py), once MLX has been given what comes before it, and whoever needs
 the step needs what is fetched after it (recorded_batch.py). A graph has all launches of a step, or its step kernel. If
-all rows take their likeliest token, it also chooses the tokens, and the step after begins with them: MLX, which takes 5
-to 20 us of CPU for each launch, has two launches for several steps, and none for those that follow with the same
-sequences.
+the host is to choose tokens, it also does that, and the step after begins with them: MLX, which takes 5 to 20 us of CPU
+for each launch, has two launches for several steps, and none for those that follow with the same sequences.
 
 Recorded launches use the same memory in each step: the batch, activations and logits have places of their own. Weights
 and the arena's stores are where they are (address_table.py). Matrix products work where those of recorded prompts do.
@@ -29,17 +28,11 @@ from mlxr.runtime.arrays.mlx_arrays import start_computing
 from mlxr.runtime.hosts.binding import Dims
 from mlxr.runtime.hosts.cuda.address_table import address_table
 from mlxr.runtime.hosts.cuda.device_array import on_device
+from mlxr.runtime.hosts.cuda.drawing import draw_call
 from mlxr.runtime.hosts.cuda.launch_graph import Event, LaunchGraph, overlap
 from mlxr.runtime.hosts.cuda.mlx_stream import mlx_stream
 from mlxr.runtime.hosts.cuda.packed import BoundInputs
-from mlxr.runtime.hosts.cuda.recorded_batch import (
-    CHOOSE,
-    CHOOSE_THREADS,
-    MOST_LAUNCHES,
-    RecordedBatch,
-    choosing_grid,
-    recorded_image,
-)
+from mlxr.runtime.hosts.cuda.recorded_batch import MOST_LAUNCHES, RecordedBatch, choose_call
 from mlxr.runtime.hosts.cuda.recorded_calls import Call, ProductCall, arrays_of
 from mlxr.runtime.hosts.cuda.recorded_memory import (
     Places,
@@ -51,6 +44,7 @@ from mlxr.runtime.hosts.cuda.recorded_memory import (
 from mlxr.runtime.hosts.cuda.recorded_prompts import Launches, LaunchesOf, RecordedPrompts
 from mlxr.runtime.hosts.cuda.recording import recording_of
 from mlxr.runtime.hosts.cuda.step_kernel import StepKernel
+from mlxr.runtime.hosts.likeliest import Asked
 from mlxr.runtime.hosts.mlx.bindable import bindable_shape
 from mlxr.runtime.hosts.mlx.host import MlxHost
 
@@ -110,8 +104,10 @@ class RecordedSteps:
         launches = launcher.running(phase, dims) if kernel is None else ()
         return Launches.of(phase, launches) is not None
 
-    def record(self, phase: Phase, dims: Dims, inputs: BoundInputs, kernel: StepKernel | None) -> "RecordedStep":
-        """A step that it takes, by launches or by a step kernel.
+    def record(
+        self, phase: Phase, dims: Dims, inputs: BoundInputs, kernel: StepKernel | None, *, draws: bool = False
+    ) -> "RecordedStep":
+        """A step that it takes, by launches or by a step kernel; `draws`: if it chooses its tokens, as rows ask for.
 
         Raises:
             HostError: the driver refuses.
@@ -122,7 +118,7 @@ class RecordedSteps:
         batch = self._batches.get(key)
         if batch is None:
             batch = self._batches[key] = RecordedBatch(dims, inputs, width)
-        return RecordedStep(self, batch, phase, dims, kernel)
+        return RecordedStep(self, batch, phase, dims, kernel, draws)
 
     def choose(
         self,
@@ -131,9 +127,10 @@ class RecordedSteps:
         moving: Callable[[], mx.array],
         inputs: BoundInputs,
         kernel: StepKernel | None,
+        asked: Asked | None = None,
         first: int = 0,
     ) -> "ChosenOfSteps":
-        """Runs steps, each of which takes the likeliest tokens of the one before.
+        """Runs steps, each of which takes the tokens that the one before has chosen.
 
         Args:
             recorded: each of them; they read one batch.
@@ -141,6 +138,7 @@ class RecordedSteps:
             moving: gives what moves of the first.
             inputs: what else they read.
             kernel: what runs them; the lock of its turns is held.
+            asked: how rows draw their tokens, if the steps do; None: they take the likeliest.
             first: how many of them are started now, the others by `more`; 0: all.
 
         Raises:
@@ -161,7 +159,7 @@ class RecordedSteps:
             end = _next_of(self._ends, MOST_LAUNCHES)
             if goes_on:
                 end.wait()  # see `RecordedBatch.renew`
-            chosen = ChosenOfSteps(self, batch, recorded, token, end)
+            chosen = ChosenOfSteps(self, batch, recorded, token, end, asked)
             chosen.marks += running
             try:
                 if goes_on:
@@ -217,6 +215,8 @@ class RecordedSteps:
 
     def _start(self, chosen: "ChosenOfSteps", count: int, stream: int) -> None:
         batch, done = chosen.batch, chosen.given
+        if chosen.asked is not None:
+            batch.ask(chosen.asked[done : done + count])
         for step in chosen.recorded[done : done + count]:
             batch.count += 1
             step.start(stream, chosen.end, chooses=True)
@@ -282,7 +282,13 @@ class RecordedStep:
     """
 
     def __init__(
-        self, steps: RecordedSteps, batch: RecordedBatch, phase: Phase, dims: Dims, kernel: StepKernel | None
+        self,
+        steps: RecordedSteps,
+        batch: RecordedBatch,
+        phase: Phase,
+        dims: Dims,
+        kernel: StepKernel | None,
+        draws: bool,
     ) -> None:
         """Lists the launches; see `RecordedSteps.record`."""
         host = steps.host
@@ -296,10 +302,11 @@ class RecordedStep:
             places, _ = places_of_launches(phase)
             places = {name: place for name, place in places.items() if name not in host.fixed}
         logits = phase.outputs[0]
-        operands = (logits, batch.numbers, "batch", "chosen")
-        waits = kernel is None and overlap()
-        grid = choosing_grid(dims["rows"], batch.width)
-        choose = Call(CHOOSE, recorded_image(), grid, CHOOSE_THREADS, operands, waits=waits)
+        operands, waits = (logits, batch.numbers, "batch", "chosen"), kernel is None and overlap()
+        if draws:
+            choose = draw_call((*operands, batch.asked.seen), dims["rows"], waits=waits)
+        else:
+            choose = choose_call(operands, dims["rows"], batch.width, waits=waits)
         self._memory = steps.memory
         self._calls = [*own, choose]
         self._kept = arrays_of(self._calls, host.fixed) | {"memory": self._memory, "batch": batch.memory}
@@ -346,7 +353,7 @@ class RecordedStep:
 
     def _graph(self, calls: Sequence[Call | ProductCall]) -> LaunchGraph:
         launches = [call.launch(self._addresses) for call in calls]
-        return LaunchGraph(launches, [*self._kept.values(), self.batch.pinned])
+        return LaunchGraph(launches, [*self._kept.values(), *self.batch.of_machine])
 
     def logits_of(self, tokens: mx.array, moving: mx.array, inputs: BoundInputs, token: mx.array) -> list[mx.array]:
         """Runs the step, whose tokens others choose.
@@ -386,10 +393,17 @@ class ChosenOfSteps:
         token: the arena's, before the steps.
         turn: of the step kernel after them, if these are some.
         end: after them; later ones of the host may record it again.
+        asked: how their rows draw tokens; None: they do not.
     """
 
     def __init__(
-        self, steps: RecordedSteps, batch: RecordedBatch, recorded: Sequence[RecordedStep], token: mx.array, end: Event
+        self,
+        steps: RecordedSteps,
+        batch: RecordedBatch,
+        recorded: Sequence[RecordedStep],
+        token: mx.array,
+        end: Event,
+        asked: Asked | None,
     ) -> None:
         """Notes steps that are started next.
 
@@ -399,7 +413,9 @@ class ChosenOfSteps:
             recorded: they.
             token: the arena's, before them.
             end: after them.
+            asked: how their rows draw tokens; None: they do not.
         """
+        self.asked = asked
         self._host, self.batch, self.recorded, self.end, self.given = steps.host, batch, recorded, end, 0
         self._first = batch.count
         self.marks = list[tuple[int, Event]]()

@@ -17,6 +17,7 @@ from mlxr.compiler.targets.metal.decode_kernel.step_program import StepLaunch, S
 from mlxr.runtime.hosts.cuda import (
     address_table,
     decode_steps,
+    drawing,
     launch_graph,
     recorded_batch,
     recorded_products,
@@ -26,11 +27,13 @@ from mlxr.runtime.hosts.cuda import (
     step_kernel,
 )
 from mlxr.runtime.hosts.cuda import host as cuda_host
+from mlxr.runtime.hosts.cuda.drawing import DRAW, cluster_of
 from mlxr.runtime.hosts.cuda.launch_graph import GraphLaunch
 from mlxr.runtime.hosts.cuda.matrix_library import WORKSPACE_BYTES, ProductLaunch
 from mlxr.runtime.hosts.cuda.occupancy import Residency
 from mlxr.runtime.hosts.cuda.recorded_batch import CHOOSE, FETCH, FETCH_LOGITS, PLACE, RENEW
 from mlxr.runtime.hosts.cuda.recorded_products import FINISH, NORM
+from mlxr.runtime.hosts.likeliest import NUM_ASKED
 from mlxr.runtime.hosts.sim.kernel import SimBuffer
 from mlxr_tests.fake_products import beside, multiply
 from mlxr_tests.kernel_host import sim_kernel
@@ -140,6 +143,10 @@ class SimLauncher:
                 elif names[function] == CHOOSE:
                     arrays = [self._array_at(address) for address in addresses[:3]]
                     choose(*arrays, pinned[addresses[3]], grid[0])
+                elif names[function] == DRAW:
+                    arrays = [self._array_at(address) for address in addresses[:3]]
+                    rows = grid[0] // cluster_of(int(arrays[1][0]))
+                    draw(*arrays, pinned[addresses[3]], pinned[addresses[4]].reshape(-1, rows, NUM_ASKED))
                 elif names[function] == RENEW:
                     begin = max(begin for begin in pinned if begin <= addresses[0])
                     renew(pinned[begin][(addresses[0] - begin) // 4 :], *map(self._array_at, addresses[1:]))
@@ -177,7 +184,8 @@ class SimLauncher:
             monkeypatch.setattr(module, "LaunchGraph", graph)
         monkeypatch.setattr(recorded_prompts, "SentNumbers", Sent)
         monkeypatch.setattr(recorded_products, "products_image", lambda _: b"")
-        monkeypatch.setattr(recorded_batch, "build_cubin", lambda *_: b"")
+        for module in (recorded_batch, drawing):
+            monkeypatch.setattr(module, "build_cubin", lambda *_: b"")
         for module in (recorded_step, recording):
             monkeypatch.setattr(module, "overlap", lambda: True)
         monkeypatch.setattr(launch_graph.Functions, "of", function)
@@ -283,12 +291,59 @@ class SimLauncher:
 
 def choose(logits: np.ndarray, numbers: np.ndarray, batch: np.ndarray, chosen: np.ndarray, rows: int) -> None:
     """What mlxr_choose does."""
-    num_moving, moving_at, ahead_at, state_at, width, most = (int(numbers[i]) for i in (1, 3, 5, 6, 7, 8))
     words = batch[numbers[10] :][: 2 * rows]
     assert len(words) == 2 * rows and not words.any(), "nothing else lies where rows have their greatest logits"
+    by_row = logits[: rows * numbers[7]].view(np.float32).reshape(rows, -1)
+    _take(by_row.argmax(1), by_row, numbers, batch, chosen)
+
+
+def draw(logits: np.ndarray, numbers: np.ndarray, batch: np.ndarray, chosen: np.ndarray, asked: np.ndarray) -> None:
+    """What mlxr_draw does; weights take the place of logits."""
+    rows, most = asked.shape[1], int(numbers[8])
+    assert len(asked) == most, "one of each step that has room"
+    by_row = logits[: rows * numbers[7]].view(np.float32).reshape(rows, -1)
+    drawn = [drawn_of(row, *of_row) for row, of_row in zip(by_row, asked[batch[numbers[6]] % most], strict=True)]
+    greatest = by_row.copy()
+    by_row[...] = 0
+    _take(np.array(drawn), greatest, numbers, batch, chosen)
+
+
+def drawn_of(
+    logits: np.ndarray,
+    uniform: np.uint32,
+    temperature: np.uint32,
+    min_p: np.uint32,
+    top_p: np.uint32,
+    top_k: np.uint32,
+    is_greedy: np.uint32,
+    *_: np.uint32,
+) -> int:
+    """The token that mlxr_draw draws of a row of logits, by the numbers of `Asked`."""
+    if is_greedy or not np.isfinite(logits.max()):
+        return int(logits.argmax())
+    uniform, temperature, min_p, top_p = np.array([uniform, temperature, min_p, top_p], np.uint32).view(np.float32)
+    with np.errstate(over="ignore"):
+        weights = np.exp((logits - logits.max()) / temperature)
+    weights[weights < min_p] = 0
+    falling = np.argsort(-weights, kind="stable")
+    weights[falling[top_k or len(weights) :]] = 0
+    sums = _whole(weights[falling]).cumsum()
+    if top_p < 1:
+        enough = max(1, int(np.ceil(float(top_p) * float(sums[-1]))))
+        weights[falling[int((sums < enough).sum()) + 1 :]] = 0
+    sums = _whole(weights).cumsum()
+    return int((sums > min(int(float(uniform) * float(sums[-1])), int(sums[-1]) - 1)).argmax())
+
+
+def _whole(weights: np.ndarray) -> np.ndarray:
+    return (weights.astype(np.float64) * 2.0**44).astype(np.uint64)
+
+
+def _take(tokens: np.ndarray, by_row: np.ndarray, numbers: np.ndarray, batch: np.ndarray, chosen: np.ndarray) -> None:
+    """What the last launch of a step does once it has chosen tokens."""
+    rows, (num_moving, moving_at, ahead_at, state_at, most) = len(tokens), (int(numbers[i]) for i in (1, 3, 5, 6, 8))
     state, moving = batch[state_at:], batch[moving_at:][:num_moving]
-    by_row = logits[: rows * width].view(np.float32).reshape(rows, width)
-    batch[:rows] = by_row.argmax(1)
+    batch[:rows] = tokens
     chosen = chosen.reshape(2, most, rows)
     chosen[0, state[0] % most], chosen[1, state[0] % most] = batch[:rows], by_row.max(1).view(np.uint32)
     state[0], state[3] = state[0] + 1, state[3] + 1

@@ -29,7 +29,7 @@ from mlxr.runtime.hosts.cuda.recorded_memory import MOST_STEPS
 from mlxr.runtime.hosts.likeliest import Grown, LikeliestOfSteps, MoreSteps
 from mlxr.runtime.hosts.mlx import padding
 from mlxr.runtime.hosts.mlx.host import MlxHost
-from mlxr_tests.fake_card import SimLauncher, choose, use_card
+from mlxr_tests.fake_card import SimLauncher, choose, draw, use_card
 from mlxr_tests.hash_host import VOCAB, HashHost
 
 BORDER = 21
@@ -154,7 +154,7 @@ class HashCard(HashHost):
         super().write_blocks(block_ids, data, group)
         self._new_token()
 
-    def run(self, batch: RecordedBatch, logits: mx.array, *, is_late: bool, chooses: bool) -> None:
+    def run(self, batch: RecordedBatch, logits: mx.array, *, is_late: bool, chooses: bool, draws: bool) -> None:
         """What the graph of a step does, which has the launches of contexts from the border on, or those before."""
         rows = len(logits)
         memory = np.array(batch.memory, copy=False)
@@ -192,7 +192,10 @@ class HashCard(HashHost):
         if chooses:
             self.breaks, self._breaks = self.breaks or self._breaks, False
             numbers_of_batch, bits = np.array(batch.numbers), np.array(logits).view(np.uint32).ravel()
-            choose(bits, numbers_of_batch, memory, _chosen_at(batch.chosen, rows), rows)
+            if draws:
+                draw(bits, numbers_of_batch, memory, _chosen_at(batch.chosen, rows), batch._asked)
+            else:
+                choose(bits, numbers_of_batch, memory, _chosen_at(batch.chosen, rows), rows)
         self.interrupt()
 
     def _new_token(self) -> None:
@@ -202,8 +205,10 @@ class HashCard(HashHost):
 class _HashStep(recorded_step.RecordedStep):
     """A step whose graph is `HashCard.run`."""
 
-    def __init__(self, steps: Any, batch: RecordedBatch, phase: object, dims: Dims, kernel: object) -> None:
-        self._steps, self.batch, self._card = steps, batch, steps.host
+    def __init__(
+        self, steps: Any, batch: RecordedBatch, phase: object, dims: Dims, kernel: object, draws: bool
+    ) -> None:
+        self._steps, self.batch, self._card, self._draws = steps, batch, steps.host, draws
         self._is_late = dims["context"] >= BORDER
         self.launches = Counter({"hash": 1})
         self.logits = mx.zeros((dims["rows"], VOCAB))
@@ -214,7 +219,7 @@ class _HashStep(recorded_step.RecordedStep):
 
     def start(self, stream: int, end: object, *, chooses: bool) -> None:
         """See `RecordedStep.start`."""
-        self._card.run(self.batch, self.logits, is_late=self._is_late, chooses=chooses)
+        self._card.run(self.batch, self.logits, is_late=self._is_late, chooses=chooses, draws=self._draws)
         _HashEvent.num_started += 1
 
 

@@ -1,0 +1,429 @@
+// mlxr_draw chooses a token of each row of logits at random, and prepares the step after: the last launch of a recorded step, in place of
+// mlxr_choose (recorded_on_cuda.cuh), if a row asks for it. What a row asks for:
+//
+//   1. weights exp((x - greatest) / temperature); those below min_p are 0
+//   2. the top_k greatest weights, of equal ones the first; 0: all
+//   3. of these the fewest, the greatest first, that have top_p of their sum; 1: all
+//   4. the token where `uniform`, a part of the sum of these, falls
+//
+// Weights are added as whole numbers, so a token depends neither on the order of additions nor on other rows. A cluster of
+// threadgroups has a row; each of them has a range of it, in segments of 128. Weights take the place of the row's logits.
+//   logits, numbers, batch, chosen   as mlxr_choose has them
+//   asked                            [MOST_STEPS, rows, 8] u32 of the machine: uniform, temperature, min_p, top_p (f32), top_k, and whether
+//                                    the row takes its greatest logit
+enum { WIDTH = 7, MOST_STEPS = 8, NUM_MOVING = 1, MOVING_AT = 3, AHEAD_AT = 5, STATE_AT = 6 };
+enum { STEP, ENDED, NUM_AHEAD, SINCE };
+enum { UNIFORM, TEMPERATURE, MIN_P, TOP_P, TOP_K, IS_GREEDY, NUM_ASKED = 8 };
+typedef unsigned int mlxr_u32;
+typedef unsigned long long mlxr_u64;
+#ifndef MLXR_DRAW_THREADS
+#define MLXR_DRAW_THREADS 1024
+#endif
+#define MLXR_SEGMENT 128u
+#define MLXR_MOST_SEGMENTS 2560u
+#define MLXR_SHARES 3  // thresholds of one look at the weights
+#define MLXR_WARPS (MLXR_DRAW_THREADS / 32)
+
+enum { LOOK, SUM, CHANGE };
+
+struct mlxr_draw_shared {
+  mlxr_u64 sums[MLXR_MOST_SEGMENTS], of_warp[MLXR_WARPS][2 * MLXR_SHARES], given[2][2 * MLXR_SHARES], all[2 * MLXR_SHARES];
+  mlxr_u32 found;
+  bool is_last;
+};
+
+#ifndef MLXR_EMULATED
+#define MLXR_DRAW_SHARED(name) __shared__ mlxr_draw_shared name
+__device__ __forceinline__ mlxr_u32 mlxr_cluster_size() {
+  mlxr_u32 size = 1;
+#if __CUDA_ARCH__ >= 900
+  asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
+#endif
+  return size;
+}
+__device__ __forceinline__ void mlxr_cluster_sync() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+#else
+  __syncthreads();
+#endif
+}
+__device__ __forceinline__ mlxr_u64 mlxr_of_rank(const mlxr_u64* place, mlxr_u32 rank) {
+#if __CUDA_ARCH__ >= 900
+  mlxr_u32 at;
+  mlxr_u64 value;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"((mlxr_u32)__cvta_generic_to_shared(place)), "r"(rank));
+  asm volatile("ld.shared::cluster.u64 %0, [%1];" : "=l"(value) : "r"(at) : "memory");
+  return value;
+#else
+  return *place;
+#endif
+}
+__device__ __forceinline__ void mlxr_await_launch_before() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");  // it may still run, see launch_graph.py
+#endif
+}
+#endif
+
+struct mlxr_sum {
+  __device__ mlxr_u64 operator()(mlxr_u64 a, mlxr_u64 b) const { return a + b; }
+};
+struct mlxr_max {
+  __device__ mlxr_u64 operator()(mlxr_u64 a, mlxr_u64 b) const { return a > b ? a : b; }
+};
+
+// A weight of at most 1 as a whole number; a row of half a million still fits.
+__device__ __forceinline__ mlxr_u64 mlxr_whole(float weight) { return (mlxr_u64)(weight * 17592186044416.0f); }  // 2^44
+
+// A threadgroup's range of a row.
+struct mlxr_range {
+  mlxr_draw_shared& shared;
+  float* row;
+  mlxr_u32 begin, end, segments, thread, lane, warp, rank, size, turn;
+
+  // Calls `work` with the index of a thread's four numbers and themselves, in each segment in turn. SUM puts the sum of what it gives
+  // for a segment into `shared.sums`, and CHANGE also writes the numbers back.
+  template <int what, class Work>
+  __device__ __forceinline__ void each(Work work) {
+    const bool is_aligned = (mlxr_u64)row % 16 == 0;
+#pragma unroll 1
+    for (mlxr_u32 segment = warp; segment < segments; segment += MLXR_WARPS) {
+      const mlxr_u32 first = begin + segment * MLXR_SEGMENT + 4 * lane;
+      float x[4];
+      const bool is_whole = is_aligned && first + 4 <= end;
+      if (is_whole) {
+        const float4 all = *reinterpret_cast<const float4*>(row + first);
+        x[0] = all.x, x[1] = all.y, x[2] = all.z, x[3] = all.w;
+      } else {
+        for (mlxr_u32 i = 0; i < 4; ++i) {
+          x[i] = first + i < end ? row[first + i] : 0.0f;
+        }
+      }
+      mlxr_u64 sum = work(first, x);
+      if (what == LOOK) {
+        continue;
+      }
+      if (what == CHANGE) {
+        for (mlxr_u32 i = 0; i < 4; ++i) {
+          if (first + i < end) {
+            row[first + i] = x[i];
+          }
+        }
+      }
+#pragma unroll 1
+      for (mlxr_u32 distance = 16; distance; distance /= 2) {
+        sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+      }
+      if (lane == 0) {
+        shared.sums[segment] = sum;
+      }
+    }
+    __syncthreads();
+  }
+
+  // Joins values of all threads of the cluster; each gets the result.
+  template <int count, class Join>
+  __device__ __forceinline__ void join(mlxr_u64 (&values)[count], Join both) {
+    for (int n = 0; n < count; ++n) {
+#pragma unroll 1
+      for (mlxr_u32 distance = 16; distance; distance /= 2) {
+        values[n] = both(values[n], __shfl_xor_sync(0xffffffffu, values[n], distance));
+      }
+      if (lane == 0) {
+        shared.of_warp[warp][n] = values[n];
+      }
+    }
+    __syncthreads();
+    if (warp == 0) {
+      for (int n = 0; n < count; ++n) {
+        mlxr_u64 value = lane < MLXR_WARPS ? shared.of_warp[lane][n] : 0;
+#pragma unroll 1
+        for (mlxr_u32 distance = 16; distance; distance /= 2) {
+          value = both(value, __shfl_xor_sync(0xffffffffu, value, distance));
+        }
+        if (lane == 0) {
+          shared.given[turn][n] = value;
+        }
+      }
+    }
+    mlxr_cluster_sync();
+    if (warp == 0) {
+      for (int n = 0; n < count; ++n) {
+        mlxr_u64 value = lane < size ? mlxr_of_rank(&shared.given[turn][n], lane) : 0;
+#pragma unroll 1
+        for (mlxr_u32 distance = 16; distance; distance /= 2) {
+          value = both(value, __shfl_xor_sync(0xffffffffu, value, distance));
+        }
+        if (lane == 0) {
+          shared.all[n] = value;
+        }
+      }
+    }
+    __syncthreads();
+    for (int n = 0; n < count; ++n) {
+      values[n] = shared.all[n];
+    }
+    turn ^= 1;  // the others read this one until they come to the next
+  }
+
+  // The index at which the sum of what `value` says of the row's numbers exceeds a target; the sums of segments are in
+  // `shared.sums`. Only threads of the range in which it lies have it, the others have ~0.
+  template <class Value>
+  __device__ __forceinline__ mlxr_u32 find(mlxr_u64 target, Value value) {
+    mlxr_u64 own = 0;
+    for (mlxr_u32 i = thread; i < segments; i += MLXR_DRAW_THREADS) {
+      own += shared.sums[i];
+    }
+    // What is in ranges before, and in this one: as one value for each rank would be, in two joins of this kind.
+#pragma unroll 1
+    for (mlxr_u32 distance = 16; distance; distance /= 2) {
+      own += __shfl_xor_sync(0xffffffffu, own, distance);
+    }
+    if (lane == 0) {
+      shared.of_warp[warp][0] = own;
+    }
+    if (thread == 0) {
+      shared.found = 0xffffffffu;
+    }
+    __syncthreads();
+    if (warp == 0) {
+      mlxr_u64 sum = lane < MLXR_WARPS ? shared.of_warp[lane][0] : 0;
+#pragma unroll 1
+      for (mlxr_u32 distance = 16; distance; distance /= 2) {
+        sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+      }
+      if (lane == 0) {
+        shared.given[turn][0] = sum;
+      }
+    }
+    mlxr_cluster_sync();
+    if (warp == 0) {
+      mlxr_u64 of_rank = lane < size ? mlxr_of_rank(&shared.given[turn][0], lane) : 0, before = 0;
+      for (mlxr_u32 other = 0; other < rank; ++other) {
+        before += __shfl_sync(0xffffffffu, of_rank, other);
+      }
+      const mlxr_u64 here = __shfl_sync(0xffffffffu, of_rank, rank);
+      if (before <= target && target < before + here) {
+        mlxr_u64 left = target - before;
+        for (mlxr_u32 at = 0; at < segments; at += 32) {  // 32 segments, one for each lane
+          if (advance(at + lane < segments ? shared.sums[at + lane] : 0, left)) {
+            const mlxr_u32 first = begin + (at + shared.found) * MLXR_SEGMENT + 4 * lane;
+            mlxr_u64 of_number[4], of_lane = 0;
+            for (mlxr_u32 i = 0; i < 4; ++i) {
+              of_number[i] = first + i < end ? value(first + i, row[first + i]) : 0;
+              of_lane += of_number[i];
+            }
+            __syncwarp();
+            advance(of_lane, left);
+            const mlxr_u32 where = shared.found;
+            __syncwarp();
+            if (lane == where) {
+              mlxr_u32 i = 0;
+              for (; i < 3 && left >= of_number[i]; ++i) {
+                left -= of_number[i];
+              }
+              shared.found = first + i;
+            }
+            break;
+          }
+        }
+      }
+    }
+    __syncthreads();
+    turn ^= 1;
+    return shared.found;
+  }
+
+  // Finds the lane in whose value a target lies, of values one after the other: `shared.found`, and what is left of the
+  // target there. Whether there is one; else the target has lost them all.
+  __device__ __forceinline__ bool advance(mlxr_u64 value, mlxr_u64& left) {
+    mlxr_u64 until = value;
+#pragma unroll 1
+    for (mlxr_u32 distance = 1; distance < 32; distance *= 2) {
+      const mlxr_u64 other = __shfl_up_sync(0xffffffffu, until, distance);
+      until += lane >= distance ? other : 0;
+    }
+    const mlxr_u32 beyond = __ballot_sync(0xffffffffu, until > left);
+    const mlxr_u32 where = beyond ? __ffs(beyond) - 1 : 31;
+    const mlxr_u64 passed = __shfl_sync(0xffffffffu, beyond ? until - value : until, where);
+    left -= passed;
+    if (lane == 0) {
+      shared.found = where;
+    }
+    __syncwarp();
+    return beyond != 0;
+  }
+
+  // Keeps the greatest weights, as few as reach a number (`is_mass`: a sum); of equal ones the first. Others become 0.
+  __device__ __forceinline__ void keep(mlxr_u64 target, bool is_mass) {
+    // At least `low` (bits of weights, which are in order) are enough of them, at least `high` too few.
+    mlxr_u32 low = 1, high = 0x3f800001u;
+    mlxr_u64 many = 0, few = 0, sum = 0;  // how many are at least low, at least high, and the sum of these
+    for (bool is_first = true; is_first || (high - low > 1 && many - few > 1); is_first = false) {
+      mlxr_u32 bounds[MLXR_SHARES];
+      for (int n = 0; n < MLXR_SHARES; ++n) {
+        bounds[n] = is_first ? low : low + 1 + (mlxr_u32)((mlxr_u64)(high - low - 1) * (n + 1) / (MLXR_SHARES + 1));
+      }
+      mlxr_u64 found[2 * MLXR_SHARES] = {};
+      each<LOOK>([&](mlxr_u32, float* x) {
+        for (mlxr_u32 i = 0; i < 4; ++i) {
+          const mlxr_u32 bits = __float_as_uint(x[i]);
+          const mlxr_u64 whole = mlxr_whole(x[i]);
+          for (int n = 0; n < MLXR_SHARES; ++n) {
+            found[2 * n] += bits >= bounds[n];
+            found[2 * n + 1] += bits >= bounds[n] ? whole : 0;
+          }
+        }
+        return (mlxr_u64)0;
+      });
+      join(found, mlxr_sum());
+      if (is_first) {
+        many = found[0];
+        if (found[is_mass] < target) {
+          return;  // all together are not more
+        }
+        continue;
+      }
+      for (int n = 0; n < MLXR_SHARES; ++n) {
+        if (bounds[n] <= low || bounds[n] >= high) {
+          continue;
+        }
+        if (found[2 * n + is_mass] >= target) {
+          low = bounds[n], many = found[2 * n];
+        } else {
+          high = bounds[n], few = found[2 * n], sum = found[2 * n + 1];
+        }
+      }
+    }
+    // Those from low to high are equal, or there is one; `room` of them are kept.
+    const mlxr_u64 equal = many - few, each_one = mlxr_whole(__uint_as_float(low));
+    mlxr_u64 room = equal;
+    if (equal > 1) {
+      room = is_mass ? each_one ? (target - sum + each_one - 1) / each_one : equal : target - few;
+    }
+    mlxr_u32 until = 0xffffffffu;  // of the row
+    const mlxr_u32 least = low, above = high;
+    if (room < equal) {
+      const auto is_equal = [=](mlxr_u32, float x) -> mlxr_u64 { return __float_as_uint(x) >= least && __float_as_uint(x) < above; };
+      each<SUM>([&](mlxr_u32 first, float* x) {
+        mlxr_u64 number = 0;
+        for (mlxr_u32 i = 0; i < 4; ++i) {
+          number += is_equal(first, x[i]);
+        }
+        return number;
+      });
+      mlxr_u64 cut[1] = {find(room, is_equal)};
+      cut[0] = cut[0] == 0xffffffffu ? 0 : cut[0];  // others' ranges
+      join(cut, mlxr_max());
+      until = (mlxr_u32)cut[0];
+    }
+    each<CHANGE>([&](mlxr_u32 first, float* x) {
+      mlxr_u64 kept = 0;
+      for (mlxr_u32 i = 0; i < 4; ++i) {
+        const mlxr_u32 bits = __float_as_uint(x[i]);
+        x[i] = bits >= above || (bits >= least && first + i < until) ? x[i] : 0.0f;
+        kept += mlxr_whole(x[i]);
+      }
+      return kept;
+    });
+  }
+
+  // The sum of `shared.sums` of all ranges.
+  __device__ __forceinline__ mlxr_u64 total() {
+    mlxr_u64 own[1] = {0};
+    for (mlxr_u32 i = thread; i < segments; i += MLXR_DRAW_THREADS) {
+      own[0] += shared.sums[i];
+    }
+    join(own, mlxr_sum());
+    return own[0];
+  }
+};
+
+extern "C" __global__ void __launch_bounds__(MLXR_DRAW_THREADS) mlxr_draw(
+    float* logits, const mlxr_u32* numbers, mlxr_u32* batch, mlxr_u32* chosen, const mlxr_u32* asked) {
+  MLXR_DRAW_SHARED(shared);
+  mlxr_await_launch_before();
+  const mlxr_u32 size = mlxr_cluster_size(), rows = gridDim.x / size, row = blockIdx.x / size, rank = blockIdx.x % size;
+  const mlxr_u32 thread = threadIdx.x, width = numbers[WIDTH], most = numbers[MOST_STEPS];
+  mlxr_u32* const state = batch + numbers[STATE_AT];
+  const mlxr_u32 step = state[STEP] % most;
+  const mlxr_u32* const own = asked + (step * rows + row) * NUM_ASKED;
+  const mlxr_u32 each_range = ((width + size - 1) / size + MLXR_SEGMENT - 1) / MLXR_SEGMENT * MLXR_SEGMENT;
+  const mlxr_u32 begin = rank * each_range < width ? rank * each_range : width;
+  const mlxr_u32 end = begin + each_range < width ? begin + each_range : width;
+  mlxr_range range = {shared,      logits + (mlxr_u64)row * width, begin, end, (end - begin + MLXR_SEGMENT - 1) / MLXR_SEGMENT, thread,
+                      thread % 32, thread / 32,                    rank,  size, 0};
+  const float uniform = __uint_as_float(own[UNIFORM]), temperature = __uint_as_float(own[TEMPERATURE]);
+  const float min_p = __uint_as_float(own[MIN_P]), top_p = __uint_as_float(own[TOP_P]);
+  const mlxr_u32 top_k = own[TOP_K], is_greedy = own[IS_GREEDY];
+
+  // A logit's order and its index in one word: of equal logits the first one is the greatest, NaN greater than any.
+  mlxr_u64 greatest_word[1] = {0};
+  range.each<LOOK>([&](mlxr_u32 first, float* x) {
+    for (mlxr_u32 i = 0; i < 4 && first + i < end; ++i) {
+      const mlxr_u32 bits = __float_as_uint(x[i] + 0.0f);  // one zero
+      const mlxr_u32 order = x[i] != x[i] ? 0xffffffffu : bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+      const mlxr_u64 word = (mlxr_u64)order << 32 | (mlxr_u32) ~(first + i);
+      greatest_word[0] = word > greatest_word[0] ? word : greatest_word[0];
+    }
+    return (mlxr_u64)0;
+  });
+  range.join(greatest_word, mlxr_max());
+  const mlxr_u32 order = greatest_word[0] >> 32;
+  const mlxr_u32 greatest_bits = order == 0xffffffffu ? 0x7fc00000u : order & 0x80000000u ? order ^ 0x80000000u : ~order;
+  const float greatest = __uint_as_float(greatest_bits);
+  mlxr_u32 token = ~(mlxr_u32)greatest_word[0];
+  bool is_here = rank == 0;  // whether this range says which token it is
+  if (!is_greedy && (greatest_bits & 0x7f800000u) != 0x7f800000u) {
+    const auto whole = [](mlxr_u32, float x) { return mlxr_whole(x); };
+    range.each<CHANGE>([&](mlxr_u32 first, float* x) {
+      mlxr_u64 sum = 0;
+      for (mlxr_u32 i = 0; i < 4; ++i) {
+        const float weight = expf((x[i] - greatest) / temperature);
+        x[i] = weight >= min_p && first + i < end ? weight : 0.0f;
+        sum += mlxr_whole(x[i]);
+      }
+      return sum;
+    });
+    const mlxr_u32 is_asked = (top_k != 0 && top_k < width) | (top_p < 1.0f) << 1;
+#pragma unroll 1
+    for (mlxr_u32 is_mass = 0; is_mass < 2; ++is_mass) {
+      if (is_asked >> is_mass & 1) {
+        const mlxr_u64 target = is_mass ? (mlxr_u64)ceil((double)top_p * (double)range.total()) : top_k;
+        range.keep(target ? target : 1, is_mass);
+      }
+    }
+    const mlxr_u64 total = range.total();
+    mlxr_u64 target = (mlxr_u64)((double)uniform * (double)total);
+    target = target < total ? target : total - 1;
+    token = range.find(target, whole);
+    is_here = token != 0xffffffffu;
+  }
+  if (thread == 0) {
+    shared.is_last = false;
+    if (is_here) {
+      batch[row] = token;
+      chosen[step * rows + row] = token;
+      chosen[(most + step) * rows + row] = greatest_bits;
+      __threadfence();
+      shared.is_last = atomicAdd(&state[ENDED], 1u) == rows - 1;
+    }
+  }
+  __syncthreads();
+  if (shared.is_last) {
+    __threadfence();
+    const mlxr_u32 moving = numbers[MOVING_AT], num_moving = numbers[NUM_MOVING], since = state[SINCE] + 1;
+    const bool is_ahead = (since + 1) * num_moving <= state[NUM_AHEAD];
+    for (mlxr_u32 i = thread; i < num_moving; i += MLXR_DRAW_THREADS) {
+      batch[moving + i] = is_ahead ? batch[numbers[AHEAD_AT] + since * num_moving + i] : batch[moving + i] + 1;
+    }
+    __syncthreads();  // all have read which step it is
+    if (thread == 0) {
+      state[STEP] += 1;
+      state[SINCE] = since;
+      state[ENDED] = 0;
+    }
+  }
+  mlxr_cluster_sync();  // nobody reads what this range has given any more
+}

@@ -1,0 +1,88 @@
+"""The kernel that draws tokens, whose text a CPU executes, beside NumPy."""
+
+import ctypes
+import subprocess
+import sys
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mlxr.runtime.hosts.likeliest import NUM_ASKED
+from mlxr.runtime.hosts.sim.toolchain import find_toolchain
+from mlxr_tests.fake_card import draw
+from mlxr_tests.few import few
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="fibers are those of glibc")
+MOST_STEPS, STEP, MOVING, AHEAD, STATE = 16, 21, 300, 340, 400
+OPTIONS = [
+    (0.7, 0.0, 1.0, 0),
+    (0.7, 0.0, 0.9, 0),
+    (1.0, 0.0, 1.0, 40),
+    (1.5, 0.0, 0.8, 40),
+    (1.3, 0.05, 1.0, 0),
+    (2.0, 0.01, 0.999, 5000),
+    (1e-30, 0.0, 1.0, 0),
+    (1.0, 0.0, 0.0, 1),
+]
+"""Temperature, min_p, top_p, top_k."""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    target = tmp_path_factory.mktemp("draw") / "draw.so"
+    flags = ("-x", "c++", "-std=c++17", "-O1", "-shared", "-fPIC", "-fno-exceptions", "-nostdlib++", "-Wno-everything")
+    command = [*find_toolchain().cc, *flags, "-I", str(files("mlxr.templates").joinpath("hosts"))]
+    subprocess.run([*command, str(Path(__file__).with_name("cluster_driver.cpp")), "-o", str(target)], check=True)
+    return ctypes.CDLL(str(target))
+
+
+def logits_of(kind: str, rows: int, width: int) -> np.ndarray:
+    random = np.random.default_rng(width)
+    found = random.normal(0, 4, (rows, width)).astype(np.float32)
+    if kind == "equal":
+        found = found.round()
+    elif kind == "same":
+        found[...] = 1
+    elif kind == "masked":
+        found[random.random((rows, width)) < 0.7] = -np.inf
+        found[:, width // 3] = 2
+    elif kind == "broken":
+        found[0, width // 2], found[1, 5] = np.nan, np.inf
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "width", "size"),
+    few(
+        [
+            (kind, width, size)
+            for kind in ("plain", "equal", "same", "masked", "broken")
+            for width, size in ((37, 2), (128, 1), (1001, 1), (2052, 4), (5000, 8))
+        ],
+        [("equal", 37, 2)],
+    ),
+)
+def test_it_draws_what_numpy_draws(library: ctypes.CDLL, kind: str, width: int, size: int) -> None:
+    rows = len(OPTIONS)
+    found = logits_of(kind, rows, width)
+    numbers, batch = np.zeros(16, np.uint32), np.zeros(500, np.uint32)
+    numbers[[1, 3, 5, 6, 7, 8]] = 5, MOVING, AHEAD, STATE, width, MOST_STEPS
+    batch[STATE], batch[MOVING : MOVING + 5] = STEP, range(5)
+    asked = np.zeros((MOST_STEPS, rows, NUM_ASKED), np.uint32)
+    for uniforms in (np.random.default_rng(1).random(rows), np.full(rows, np.nextafter(np.float32(1), 0))):
+        for row, (options, uniform) in enumerate(zip(OPTIONS, uniforms, strict=True)):
+            floats = np.array([uniform, *options[:3]], np.float32)
+            asked[int(batch[STATE]) % MOST_STEPS, row, :6] = [*floats.view(np.uint32), options[3], row == 3]
+        own = [found.copy(), numbers, batch.copy(), np.zeros((2, MOST_STEPS, rows), np.uint32)]
+        wanted = [found.view(np.uint32).copy().reshape(-1), numbers, batch.copy(), own[3].copy()]
+        draw(*wanted, asked)
+        places = [each.ctypes.data_as(ctypes.c_void_p) for each in (*own, asked)]
+        library.draw(*places, rows, size)
+        if kind == "broken":  # which NaN it is does not matter
+            np.testing.assert_array_equal(own[3][1].view(np.float32), wanted[3][1].view(np.float32))
+        else:
+            np.testing.assert_array_equal(own[3], wanted[3])
+        np.testing.assert_array_equal(own[2], wanted[2])
+        batch = own[2]
