@@ -72,6 +72,11 @@ def pytest_configure(config: pytest.Config) -> None:
     if isa := config.getoption("--isa"):
         os.environ["MLXR_CPU_ARCH"] = isa
     config.pluginmanager.register(_FewerItems())
+    if worker := getattr(config, "workerinput", None):
+        from mlxr_tests.first_worker import FirstWorker
+
+        mark = Path(tempfile.gettempdir(), f"mlxr-tests-are-read-{worker['testrunuid']}")
+        config.pluginmanager.register(FirstWorker(mark, is_first=worker["workerid"] == "gw0"))
     is_long = config.getoption("--all") or config.getoption("--rest")
     settings.register_profile("mlxr", derandomize=not is_long, deadline=None)
     settings.load_profile("mlxr")

@@ -3,11 +3,13 @@
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from mlxr_tests.few import covering, few, few_of
+from mlxr_tests.first_worker import FirstWorker
 
 TESTS = Path(__file__).parents[1]
 SOME_LONG = """
@@ -58,6 +60,21 @@ def test_a_failure_says_how_its_share_is_run_again(tmp_path: Path) -> None:
     assert "make test-rest" not in run(tmp_path, "--rest", "--share", "1/2")
     failed = run(tmp_path, "--rest", "--share", "0/2")
     assert "this was share 0/2 of the long tests; again: make test-rest SHARE=0/2" in failed
+
+
+def test_other_workers_wait_until_the_first_has_read_all_tests(tmp_path: Path) -> None:
+    first, second = (FirstWorker(tmp_path / "read", is_first=is_first) for is_first in (True, False))
+    first.pytest_collection()
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(second.pytest_collection)
+        with pytest.raises(TimeoutError):
+            waiting.result(timeout=0.2)
+        first.pytest_collection_finish()
+        waiting.result(timeout=30)
+    second.pytest_sessionfinish()
+    assert (tmp_path / "read").exists()
+    first.pytest_sessionfinish()
+    assert not (tmp_path / "read").exists()
 
 
 def values(parameters: list[object], *, is_long: bool) -> list[object]:
