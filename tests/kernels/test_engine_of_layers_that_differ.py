@@ -17,6 +17,7 @@ from mlxr.runtime.engine.sampling import Sampling
 from mlxr.runtime.engine.speculation.speculator import Speculator
 from mlxr.runtime.hosts.cpu.host import CpuHost
 from mlxr_tests.family_specs import family_spec
+from mlxr_tests.few import few
 from mlxr_tests.memory_weights import read_memory
 from mlxr_tests.native_weights import random_native
 from mlxr_tests.specs import compiled
@@ -46,9 +47,7 @@ def answers(name: str, num_blocks: int, *prompts: list[int], samples: int = 1) -
     return [(answer.token_ids, answer.logprobs) for answer in told], core.stats()
 
 
-@pytest.mark.parametrize(
-    "name", ["shared-keys", "values-by-layer", pytest.param("heads-by-layer", marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("name", few(["shared-keys", "values-by-layer", "heads-by-layer"], ["values-by-layer"]))
 def test_answers_are_those_of_each_alone(name: str) -> None:
     prompts = [[*HELD, *range(20, 20 + i)] for i in (1, 3, 1, 6)]
     alone = [answers(name, 60, prompt)[0][0] for prompt in prompts]

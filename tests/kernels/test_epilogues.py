@@ -124,7 +124,7 @@ ROUTED = [
 OF_ROUTED = list(itertools.product(ROUTED, ["f32", "q8_0", "bf16", "q4_0"]))
 
 
-@pytest.mark.parametrize(("name", "weights"), few(OF_ROUTED, covering(OF_ROUTED, lambda case: case)[::2]))
+@pytest.mark.parametrize(("name", "weights"), few(OF_ROUTED, covering(OF_ROUTED, lambda case: case)[::4]))
 def test_experts_and_a_shared_one_of_several_sequences(name, weights):
     bench = OpBench(compiled(large_spec(name, weights, cache__max_sequences=3)))
     seq_ids = bench.sequences(0, 4, 9)
@@ -132,7 +132,10 @@ def test_experts_and_a_shared_one_of_several_sequences(name, weights):
         bench.run("decode", [op], bench.batch([(seq_id, 1) for seq_id in seq_ids]))
 
 
-@pytest.mark.parametrize("matmul", [{"matmul_tile": 2}, {"mma_min_rows": 2, "mma_outputs": 16}])
+MATMULS = [{"matmul_tile": 2}, {"mma_min_rows": 2, "mma_outputs": 16}]
+
+
+@pytest.mark.parametrize("matmul", few(MATMULS, MATMULS[:1]), ids=str)
 def test_tiles_of_sequences_share_reads_of_a_shared_expert(matmul):
     """More sequences than a tile, whose last is not full; where matrix instructions multiply them, apart."""
     spec = large_spec("experts-shared-gate", "q8_0", activation_dtype="bf16")
@@ -188,7 +191,7 @@ def test_few_threadgroups_take_all_tiles_of_experts(name, weights, sizes):
     assert any("slot_of" in text for text in passes) and any("expert_of_slot" in text for text in passes)
 
 
-@pytest.mark.parametrize("name", ["experts-shared-gate", "experts-topk-softmax-bias"])
+@pytest.mark.parametrize("name", few(["experts-shared-gate", "experts-topk-softmax-bias"], ["experts-shared-gate"]))
 @pytest.mark.parametrize("sizes", few([(4, 4, 2), (4, 2, 1)], [(4, 4, 2)], whole=True))
 def test_simdgroups_that_share_the_columns_of_experts(name, sizes):
     simdgroups, split, unroll = sizes

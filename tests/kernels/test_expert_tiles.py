@@ -65,7 +65,7 @@ def run_products(artifact: Artifact, tokens: int, sum_error: float) -> OpBench:
 
 
 OF_CASES = list(itertools.product(CASES, [4, 33, 80]))
-COVERED = ("f32", "layer-norm", "weighed-inputs", "bf16-mma", "q8_0-mma")
+COVERED = ("f32", "layer-norm", "weighed-inputs", "bf16-mma", "q8_0-mma", "not-gated")
 """Cases whose parts others have."""
 SHORT = [case for case in covering(OF_CASES, lambda case: case) if case[0] not in COVERED]
 
@@ -94,7 +94,7 @@ FEW = {
 
 
 OF_FEW = list(itertools.product(FEW, [3, 9, 30]))
-SHORT_FEW = [case for case in covering(OF_FEW, lambda case: case) if case[0] != "affine"]
+SHORT_FEW = [case for case in covering(OF_FEW, lambda case: case) if case[0] not in ("affine", "shared")]
 
 
 @pytest.mark.parametrize(("name", "sequences"), few(OF_FEW, SHORT_FEW))

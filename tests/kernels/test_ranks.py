@@ -125,7 +125,7 @@ STATES = {
 
 
 @pytest.mark.parametrize(
-    ("case", "host"), few(itertools.product(STATES, ["cpu", "sim"]), [(case, "cpu") for case in STATES])
+    ("case", "host"), few(itertools.product(STATES, ["cpu", "sim"]), [(case, "cpu") for case in list(STATES)[:1]])
 )
 def test_heads_of_recurrent_blocks(case: str, host: str, tmp_path: Path) -> None:
     kind, sizes = STATES[case]

@@ -37,6 +37,7 @@ from mlxr.runtime.hosts.registry import hosts
 from mlxr.runtime.hosts.select import resolve_host
 from mlxr_tests.adapters import AdaptedPair, random_adapter
 from mlxr_tests.fake_card import SimLauncher, Sums, use_card
+from mlxr_tests.few import few
 from mlxr_tests.format_planes import random_buffers
 from mlxr_tests.host_pair import HostPair
 from mlxr_tests.specs import compiled, small_spec
@@ -251,7 +252,7 @@ ADAPTED: dict[str, Any] = {
 
 @pytest.mark.skipif(device.has_cuda(), reason="here the real one runs")
 @pytest.mark.usefixtures("eager")
-@pytest.mark.parametrize("as_one", [False, True])
+@pytest.mark.parametrize("as_one", few([False, True], [True]))
 def test_tokens_have_the_adapters_of_their_sequences(monkeypatch: pytest.MonkeyPatch, as_one: bool) -> None:
     """Of steps as launches and as one kernel; adapters come, and are replaced, between steps."""
     sizes = {"step_threads": 512, "step_sequences": 3} if as_one else {}
