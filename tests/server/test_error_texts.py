@@ -10,7 +10,7 @@ from mlxr.compiler.errors import HostError, RequestError
 from mlxr.server.errors import api_error
 from mlxr.server.pool.model_pool import ModelPool
 from mlxr.server.pool.model_source import ModelSource
-from mlxr_tests.running_server import running_server, tiny_source
+from mlxr_tests.running_server import RunningServer, running_server, tiny_source
 from mlxr_tests.storyteller import TINY
 
 
@@ -60,3 +60,22 @@ def test_paths_are_in_the_log_alone(tmp_path: Path, caplog: pytest.LogCaptureFix
 )
 def test_names_of_files_without_their_folders(error: Exception, told: str | None) -> None:
     assert api_error(error).message == (told or str(error).removeprefix("~/.cache/mlxr/"))
+
+
+@pytest.mark.parametrize(
+    ("path", "near"),
+    [
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/v1/v1/messages", "/v1/messages"),
+        ("/v1/api/chat", "/api/chat"),
+        ("/v1//models", "/v1/models"),
+        ("/v1/tokenize", "/tokenize"),
+        ("/v1/images/generations", None),
+    ],
+)
+def test_a_base_url_with_too_much_or_too_little_is_told(server: RunningServer, path: str, near: str | None) -> None:
+    answer = server.http.post(path, json={})
+    assert answer.status_code == 404
+    assert (
+        f'"there is no {path} here' + (f", but {near}: correct the client's base URL" if near else '"') in answer.text
+    )

@@ -1,6 +1,7 @@
 """The server's app: routes, errors, and what stands before them."""
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -151,7 +152,7 @@ async def _not_there(request: Request, raised: Exception) -> Response:
     assert isinstance(raised, HTTPException), "it is registered for these"
     headers = dict(raised.headers or {})
     if raised.status_code == 404:
-        error = ApiError(404, f"there is no {request.url.path} here", code="not_found")
+        error = ApiError(404, _told_missing(request), code="not_found")
     elif raised.status_code == 405:
         allowed = headers.get("Allow", "another method")
         message = f"{request.url.path} does not take {request.method}: use {allowed}"
@@ -162,6 +163,14 @@ async def _not_there(request: Request, raised: Exception) -> Response:
     else:
         error = ApiError(raised.status_code, str(raised.detail), code="http_error")
     return error_response(request.url.path, error)
+
+
+def _told_missing(request: Request) -> str:
+    """Some clients want an address that ends in /v1, others one that does not: the path then lacks it, or has two."""
+    path, known = request.url.path, {getattr(route, "path", None) for router in ROUTERS for route in router.routes}
+    rest = re.sub(r"^(/+(v1|api)(?=/))*/*", "/", path, count=1)
+    near = next((prefix + rest for prefix in ("/v1", "/api", "") if prefix + rest in known), None)
+    return f"there is no {path} here" + (f", but {near}: correct the client's base URL" if near else "")
 
 
 async def _failed(request: Request, raised: Exception) -> Response:
