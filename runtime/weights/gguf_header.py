@@ -159,7 +159,10 @@ def _alignment(metadata: Mapping[str, MetadataValue]) -> int:
 def _stored_tensor(path: Path, name: str, shape: tuple[int, ...], type_number: int, offset: int) -> StoredTensor:
     element_type = gguf_type(type_number)
     if element_type is None:
-        raise GgufFault(f"tensor {quoted(name)} has the unknown type {type_number}; a newer `gguf` package may know it")
+        raise WeightsError(
+            f"{path}: tensor {quoted(name)} is of type {type_number}, which is newer than MLXR knows, unless the file "
+            "is corrupt: take a file of another format, such as Q4_K_M"
+        )
     innermost = shape[-1] if shape else 1
     if innermost % element_type.block_elements:
         raise GgufFault(
