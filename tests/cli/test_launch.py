@@ -51,6 +51,7 @@ REAL = {
         ["exec", "--skip-git-repo-check", "resume", "--last", "Go on"],
     ),
     "opencode": (["run", "Say hi"], ["run", "--continue", "Go on"]),
+    "pi": (["--offline", "-p", "Say hi"], ["--offline", "--continue", "-p", "Go on"]),
     "qwen": (["-p", "Say hi"], ["--continue", "-p", "Go on"]),
     "aider": (["--yes-always", "--no-git", "--no-check-update", "--message", "Say hi"],) * 2,
 }
@@ -200,6 +201,7 @@ CALLS = {
     ),
     "codex": (("exec_command", {"cmd": "echo $((6 * 7)) | tee FOLDER/out.txt"}),),
     "opencode": (("bash", {"command": "echo $((6 * 7)) | tee FOLDER/out.txt", "description": "x"}),),
+    "pi": (("bash", {"command": "echo $((6 * 7)) | tee FOLDER/out.txt"}),),
     "qwen": (("run_shell_command", {"command": "echo $((6 * 7)) | tee FOLDER/out.txt", "is_background": False}),),
 }
 """What an agent is told to call, one after the other; FOLDER is the test's own."""
@@ -207,6 +209,7 @@ ALLOWED = {
     "claude": ["-p", "--allowedTools", "Bash", "--", "Say hi"],
     "codex": ["exec", "--skip-git-repo-check", "-s", "danger-full-access", "Say hi"],
     "opencode": ["run", "Say hi"],
+    "pi": ["--offline", "-p", "Say hi"],
     "qwen": ["--yolo", "-p", "Say hi"],
 }
 """How it runs these without asking."""

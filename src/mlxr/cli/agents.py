@@ -184,6 +184,27 @@ def _aider(served: Served, folder: Path) -> Start:
     )
 
 
+def _pi(served: Served, folder: Path) -> Start:
+    """An extension of pi's tells it of the provider; the key is no part of the file."""
+    file = "mlxr.js"
+    model = {
+        "id": served.model,
+        "name": served.model,
+        "reasoning": True,
+        "input": ["text"],
+        "cost": dict.fromkeys(("input", "output", "cacheRead", "cacheWrite"), 0),
+        "contextWindow": served.context,
+        "maxTokens": served.most_answer,
+    }
+    provider = {"name": "MLXR", "baseUrl": served.openai_url, "api": "openai-completions", "models": [model]}
+    told = f"{{...{json.dumps(provider)}, apiKey: process.env.{_KEY}}}"
+    return Start(
+        ("--extension", str(folder / file), "--provider", "mlxr", "--model", served.model),
+        {_KEY: served.key},
+        {file: f'export default function (pi) {{ pi.registerProvider("mlxr", {told}); }}\n'},
+    )
+
+
 def _users(variable: str) -> dict[str, Any]:
     """The JSON object that the user has set in a variable; empty if it is not JSON, which no agent would read."""
     try:
@@ -198,6 +219,7 @@ AGENTS = {
     "codex": Agent("codex", "npm install -g @openai/codex", _codex),
     "opencode": Agent("opencode", "npm install -g opencode-ai", _opencode),
     "aider": Agent("aider", "pip install aider-chat", _aider),
+    "pi": Agent("pi", "npm install -g @earendil-works/pi-coding-agent", _pi),
     "qwen": Agent("qwen", "npm install -g @qwen-code/qwen-code", _qwen),
 }
 """The agents, by the names of their commands."""
