@@ -2,7 +2,7 @@
 
 Four kinds are supported: mlx-lm's `quantization`, in the modes that formats name (`WeightFormat.mlx_mode`) and with
 different settings for single layers; Hugging Face's MXFP4 experts; packed integers, which are read as an affine format;
-and floats of 8 bits, which are read as bf16. Any other method is refused by name.
+and floats of 8 bits, which are read as bf16, as those of mlx-lm's other modes are. Any other method is refused by name.
 """
 
 import math
@@ -11,16 +11,17 @@ from typing import Any, NamedTuple
 
 from mlxr.compiler.errors import SpecError
 from mlxr.compiler.formats.file_keys import QUANTISATION
-from mlxr.compiler.formats.stored_planes import PLANE_ENDINGS, integer_format, plane_format, plane_names
+from mlxr.compiler.formats.stored_planes import PLANE_ENDINGS, SCALED_FLOATS, integer_format, plane_format, plane_names
 from mlxr.compiler.formats.tensor_parts import text_name
 from mlxr.compiler.formats.weight_format import AFFINE_BITS, AFFINE_GROUPS, WeightFormat
 from mlxr.compiler.importers.facts import Facts
 from mlxr.compiler.importers.tensors import TensorFact
 from mlxr.compiler.spec.explain import show
 
-_MODES = tuple(dict.fromkeys(format.mlx_mode for format in WeightFormat if format.mlx_mode))
+_MODES = (*dict.fromkeys(format.mlx_mode for format in WeightFormat if format.mlx_mode), "mxfp8", "nvfp4")
 _SETTINGS = ("bits", "group_size", "mode")
 _WORD_BITS = {"U32": 32, "U8": 8}
+_FLOAT_BITS = {"F8_E4M3": 8, "F4_E2M1": 4}
 _USUAL_BITS, _USUAL_GROUP = 4, 64
 """MLX's defaults for an affine matrix whose settings are null or missing, as in mlx-lm's mixed recipes."""
 
@@ -164,6 +165,9 @@ class _Planes(NamedTuple):
         if outer < 0 or numbers.shape[:outer] != scales.shape[:-1] or not row_bits or not groups or row_bits % groups:
             raise self._wrong(source, settings)
         bits, group = (settings.get(key) for key in ("bits", "group_size"))
+        if biases is None and (numbers.type, scales.type) == ("U32", "U8") and row_bits // groups in SCALED_FLOATS:
+            kind = SCALED_FLOATS[row_bits // groups][0]
+            return TensorFact((*scales.shape[:-1], row_bits // _FLOAT_BITS[kind]), kind)
         if biases is None:
             format = plane_format(row_bits // groups, scales.type, has_biases=False)
         elif (biases.shape, biases.type) == (scales.shape, scales.type):

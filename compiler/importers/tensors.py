@@ -14,7 +14,8 @@ from mlxr.compiler.spec.family_tensors import FileTensor
 _FORMATS = (
     {format.gguf: format for format in WeightFormat if format.gguf is not None}
     | {str(format): format for format in WeightFormat if format.gguf is None}
-    | {"F64": WeightFormat.F32, "F8_E4M3": WeightFormat.BF16, "F8_E5M2": WeightFormat.BF16}
+    | {"F64": WeightFormat.F32}
+    | dict.fromkeys(("F8_E4M3", "F8_E5M2", "F4_E2M1"), WeightFormat.BF16)
 )
 _CLASSES = ("embedding", "attention", "mlp", "output")
 _ONE_ROW = "shared.router"

@@ -9,9 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlxr.compiler.artifact import Affine, WeightFormat
-from mlxr.runtime.weights.element_types import decode, safetensors_type
-
-_FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+from mlxr.runtime.weights.element_types import FOUR_BITS, decode, safetensors_type
 
 
 def decode_planes(planes: Sequence[npt.NDArray[np.uint8]], name: str) -> npt.NDArray[np.float32]:
@@ -44,7 +42,7 @@ def _mxfp4(planes: Sequence[npt.NDArray[np.uint8]]) -> npt.NDArray[np.float32]:
     bits, scales = planes
     nibbles = np.stack([bits & 0xF, bits >> 4], axis=-1).reshape(len(bits), -1, 32)
     powers = np.ldexp(np.float32(1), scales.astype(np.int32) - 127)
-    return (_FP4[nibbles] * powers[:, :, None]).reshape(len(bits), -1)
+    return (FOUR_BITS[nibbles] * powers[:, :, None]).reshape(len(bits), -1)
 
 
 _DECODERS = {WeightFormat.MXFP4_MLX: _mxfp4}

@@ -53,7 +53,10 @@ _GGUF_TYPES = {
 """The types that most files have, by their numbers: names, elements and bytes of a block. All of them can be read."""
 _EIGHT_BITS = {"F8_E4M3": (4, 3), "F8_E5M2": (5, 2)}
 """Bits of the exponent and the fraction of floats of 8 bits."""
-_READABLE = {*_NATIVE, *_EIGHT_BITS, *(name for name, *_ in _GGUF_TYPES.values())}
+FOUR_BITS = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+"""The number of each four bits of F4_E2M1."""
+F4_E2M1, F8_E8M0 = "F4_E2M1", "F8_E8M0"
+_READABLE = {*_NATIVE, *_EIGHT_BITS, F4_E2M1, F8_E8M0, *(name for name, *_ in _GGUF_TYPES.values())}
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _SAFETENSORS_SIZES = {"BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "F8_E4M3FNUZ": 1, "F8_E5M2FNUZ": 1, "C64": 8}
 LARGEST_FINITE = {"f16": 65504.0, "bf16": 3.3895313892515355e38, "f32": 3.4028234663852886e38}
@@ -141,6 +144,10 @@ def decode(raw: npt.NDArray[np.uint8], element_type: ElementType) -> Array:
         return (raw.view("<u2").astype("<u4") << 16).view("<f4")
     if element_type.name in _EIGHT_BITS:
         return _eight_bits(element_type.name)[raw]
+    if element_type.name == F4_E2M1:
+        return FOUR_BITS[np.stack([raw & 0xF, raw >> 4], axis=-1)].reshape(len(raw), -1)
+    if element_type.name == F8_E8M0:
+        return np.where(raw == 0xFF, np.float32(np.nan), np.ldexp(np.float32(1), raw.astype(np.int32) - 127))
     if not element_type.is_readable:
         raise WeightsError(f"elements of type {element_type.name} cannot be read; convert to BF16, F16 or F32")
     with np.errstate(all="ignore"):  # corrupt scales are the file's own NaN and infinity

@@ -1,8 +1,11 @@
-"""Tensors of 8-bit floats, whose numbers are multiplied by scales that the file keeps in tensors of their own.
+"""Tensors of small floats, whose numbers are multiplied by scales that the file keeps in tensors of their own.
 
 Published folders have one scale for each 128 x 128 tile of a matrix (DeepSeek V3, MiniMax M2, Qwen3-FP8), for each row,
 or for the whole matrix. The size of a tile is no part of the file: it follows from the shapes. Scales of activations,
 which other programs round to 8 bits too, are left out: here activations keep their bits.
+
+mlx-lm's modes mxfp8 and nvfp4 are such tensors, too, with a scale for 32 or 16 columns of a row. Their files call
+numbers U32 and scales U8.
 """
 
 from collections.abc import Mapping
@@ -12,9 +15,11 @@ from math import prod
 import numpy as np
 import numpy.typing as npt
 
+from mlxr.compiler.artifact import SCALED_FLOATS
+from mlxr.runtime.weights.element_types import F4_E2M1, ElementType
 from mlxr.runtime.weights.stored_tensor import StoredTensor
 
-_SCALED = ("F8_E4M3", "F8_E5M2")
+_SCALED = ("F8_E4M3", "F8_E5M2", "F4_E2M1")
 _SCALES = ("_scale_inv", "_scale")
 """Endings after the name of the numbers. Both are factors, whatever the first one is called."""
 _OF_ACTIVATIONS = ("activation_scale", "input_scale", "k_scale", "v_scale", "q_scale", "output_scale")
@@ -22,6 +27,7 @@ _OF_ACTIVATIONS = ("activation_scale", "input_scale", "k_scale", "v_scale", "q_s
 
 def with_scales(tensors: Mapping[str, StoredTensor]) -> Mapping[str, StoredTensor]:
     """The tensors without scales: each is a part of the tensor whose numbers it multiplies."""
+    tensors = _with_mlx_modes(tensors)
     scaled = [name for name, tensor in tensors.items() if tensor.type in _SCALED]
     if not scaled:
         return tensors
@@ -36,9 +42,28 @@ def with_scales(tensors: Mapping[str, StoredTensor]) -> Mapping[str, StoredTenso
     return {name: tensor for name, tensor in joined.items() if name not in left_out}
 
 
+def _with_mlx_modes(tensors: Mapping[str, StoredTensor]) -> Mapping[str, StoredTensor]:
+    """The tensors, with those of mxfp8 and nvfp4 under the types and names of other files."""
+    named: dict[str, StoredTensor] | None = None
+    for name, scales in tensors.items():
+        numbers = tensors.get(name.removesuffix(".scales") + ".weight")
+        if scales.type != "U8" or numbers is None or numbers.type != "U32" or not scales.num_elements:
+            continue
+        kinds = SCALED_FLOATS.get(numbers.size_bytes * 8 // scales.num_elements)
+        if kinds is None or name.removesuffix("scales") + "biases" in tensors:
+            continue
+        kind, scale = (ElementType(each, 2 if each == F4_E2M1 else 1, 1) for each in kinds)
+        columns = numbers.shape[-1] * 4 * kind.block_elements // kind.block_bytes
+        named = dict(tensors) if named is None else named
+        named[numbers.name] = replace(numbers, element_type=kind, shape=(*numbers.shape[:-1], columns))
+        del named[name]
+        named[f"{numbers.name}_scale"] = replace(scales, name=f"{numbers.name}_scale", element_type=scale)
+    return tensors if named is None else named
+
+
 def has_tiles(tensor: StoredTensor, scales: StoredTensor) -> bool:
     """Whether there are tiles of rows and columns with exactly so many scales."""
-    if not scales.element_type.is_float or scales.type in _SCALED:
+    if not scales.element_type.is_float or (scales.type in _SCALED and tensor.type != F4_E2M1):
         return False
     if scales.num_elements == 1:
         return True

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx import nn
 from mlx.utils import tree_flatten
 from mlx_lm.utils import load_model
 
@@ -127,6 +128,46 @@ def test_mlx_lm_reads_the_same_numbers(tmp_path: Path) -> None:
 @pytest.mark.parametrize("form", FORMS)
 def test_two_ranks(form: str, tmp_path: Path) -> None:
     model = published(FORMS[form], tmp_path)
+    tokens = prompts(model.args.vocab_size)
+    check_split(tmp_path, tokens, mlx_lm_logits(model, tokens), TOLERANCE)
+
+
+MODES = {"mxfp8": (8, 32), "nvfp4": (4, 16)}
+"""Bits and columns that share a scale."""
+
+
+def quantised_by_mlx(mode: str, case: str, folder: Path) -> Any:
+    """Writes a folder of mlx-lm's, and returns its model."""
+    config = config_of(case)
+    config |= {key: value for key, value in WIDE.items() if key in config} | {"intermediate_size": 160}
+    model = build_model(config)
+    rounded = {name: array.astype(mx.bfloat16) for name, array in tree_flatten(model.parameters()) if "bias" in name}
+    model.load_weights([(name, array.astype(mx.float32)) for name, array in rounded.items()], strict=False)
+    bits, group = MODES[mode]
+    nn.quantize(model, group, bits, mode=mode)
+    tensors = dict(tree_flatten(model.parameters()))
+    assert {array.dtype for name, array in tensors.items() if name.endswith("_proj.scales")} == {mx.uint8}
+    mx.save_safetensors(str(folder / "model.safetensors"), tensors)
+    settings = {"bits": bits, "group_size": group, "mode": mode}
+    (folder / "config.json").write_text(json.dumps(config | {"quantization": settings}))
+    return model
+
+
+BY_MLX = [(mode, case, host) for mode in MODES for case in ("qwen2", "minimax_m2") for host in ("cpu", "reference")]
+
+
+@pytest.mark.parametrize(("mode", "case", "host"), few(BY_MLX, [BY_MLX[1], BY_MLX[7]]))
+def test_modes_of_mlx_lm(mode: str, case: str, host: str, tmp_path: Path) -> None:
+    """A product of so few bits is a number of bf16: nothing is lost."""
+    model = quantised_by_mlx(mode, case, tmp_path)
+    tokens = prompts(model.args.vocab_size)
+    assert relative_error(logits_of(tmp_path, tokens, host), mlx_lm_logits(model, tokens)) < TOLERANCE
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mode", MODES)
+def test_two_ranks_of_modes_of_mlx_lm(mode: str, tmp_path: Path) -> None:
+    model = quantised_by_mlx(mode, "qwen2", tmp_path)
     tokens = prompts(model.args.vocab_size)
     check_split(tmp_path, tokens, mlx_lm_logits(model, tokens), TOLERANCE)
 

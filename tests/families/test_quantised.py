@@ -139,8 +139,8 @@ def test_experts_as_hugging_face_has_them(host: str, tmp_path: Path) -> None:
     ("settings", "message"),
     [
         (
-            {"quantization": {"bits": 4, "group_size": 16, "mode": "nvfp4"}},
-            'mode "nvfp4" is not supported; supported: ',
+            {"quantization": {"bits": 4, "group_size": 16, "mode": "nvfp3"}},
+            'mode "nvfp3" is not supported; supported: ',
         ),
         ({"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 32}}, 'quantised by "gptq"'),
         ({"quantization_config": {"quant_method": "bitsandbytes"}}, 'quantised by "bitsandbytes"'),
