@@ -13,7 +13,7 @@ from mlxr.runtime.engine.sampling.device_choice import DeviceChoice
 from mlxr.runtime.engine.sampling.device_sampling import sample_on_device
 from mlxr.runtime.engine.sampling.rows import broken_logit, broken_logits
 from mlxr.runtime.hosts.host import Host, Logits
-from mlxr.runtime.hosts.likeliest import LikeliestOfSteps, MoreSteps
+from mlxr.runtime.hosts.likeliest import Likeliest, LikeliestOfSteps, MoreSteps
 
 
 class Samples:
@@ -34,6 +34,7 @@ class Samples:
         """
         self._host, self._rows, self._indices, self._later = host, rows, indices, later
         self._logits = logits
+        self._chosen: Likeliest | None = None
         if not host.pipelines:
             return
         if not rows:
@@ -45,6 +46,11 @@ class Samples:
         assert isinstance(logits, mx.array), "a host that pipelines gives lazy logits"
         if list(indices) != list(range(len(logits))):
             self._logits = logits = logits[mx.array(list(indices))]
+        if len(rows) == 1 and rows[0].mask is None and rows[0].sampler.takes_greatest:
+            self._chosen = host.likeliest_of(logits)
+            if self._chosen is not None:
+                host.start(self._chosen.tokens, host.arena.token)
+                return
         self._on_device = sample_on_device(logits, rows)
         self._tokens_to_read = host.copy_to_read(self._on_device.tokens)
         host.start(*self._on_device.arrays, self._tokens_to_read, host.arena.token)
@@ -56,7 +62,7 @@ class Samples:
     @property
     def tokens(self) -> mx.array:
         """The tokens on the device: [rows], int32. Only hosts that pipeline have them."""
-        return self._on_device.tokens
+        return self._on_device.tokens if self._chosen is None else self._chosen.tokens
 
     def read(self) -> list[Sampled]:
         """Waits for the tokens.
@@ -73,6 +79,12 @@ class Samples:
             if len(self._indices) != len(logits):
                 logits = logits[list(self._indices)]
             return sample_rows(logits, self._rows, self._later)
+        if self._chosen is not None:
+            token, greatest = self._chosen.read()[:, 0]
+            if np.isfinite(greatest.view(np.float32)):
+                return [Sampled(int(token))]
+            broken = broken_logit(float(greatest.view(np.float32)), int(token), self._host.plan.vocab_size)
+            return [Sampled(0, error=broken)]
         return self._on_device.read(self._host.read, self._tokens_to_read)
 
 

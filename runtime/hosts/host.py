@@ -24,7 +24,7 @@ from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.hosts.batch import Batch, Int32Array
 from mlxr.runtime.hosts.exchange import Exchange
 from mlxr.runtime.hosts.handover import ExpertsBeside
-from mlxr.runtime.hosts.likeliest import Asked, LikeliestOfSteps, MoreSteps
+from mlxr.runtime.hosts.likeliest import Asked, Likeliest, LikeliestOfSteps, MoreSteps
 from mlxr.runtime.memory.fitting_arena import Footprint
 from mlxr.runtime.memory.free_memory import FreeMemory, MachineMemory
 from mlxr.runtime.weights.fill_slot import fill_slot
@@ -190,6 +190,13 @@ class Host(ABC):
         """
         indices = count()
         return lambda tokens: self.step(batch.step(next(indices), tokens))
+
+    def likeliest_of(self, logits: Logits) -> Likeliest | None:
+        """Starts to choose the likeliest token of each row of the last step's logits, as soon as these are there.
+
+        None: the host has no shorter way to do that than ops on the logits.
+        """
+        return None
 
     def likeliest_of_steps(self, batch: Batch, asked: Asked | None = None) -> LikeliestOfSteps | None:
         """Starts a batch of decode steps, each of which takes the tokens that the one before has chosen.

@@ -1,4 +1,4 @@
-"""Decode steps that a host runs together with the choice of their tokens: see `Host.likeliest_of_steps`."""
+"""Steps that a host runs together with the choice of their tokens: see `Host.likeliest_of` and `likeliest_of_steps`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
@@ -43,6 +43,23 @@ class MoreSteps(NamedTuple):
     grow: Callable[[], Grown | None]
     first: int = 0
     asked: Asked | None = None
+
+
+class Likeliest(Protocol):
+    """The likeliest token of each row of a step's logits, which is being chosen: see `Host.likeliest_of`."""
+
+    @property
+    def tokens(self) -> mx.array:
+        """They, [rows] int32, lazy, on the device; to be started before another step is."""
+        ...
+
+    def read(self) -> npt.NDArray[np.int32]:
+        """Waits: [2, rows], tokens, and the bits of each row's greatest logit, which is NaN if any is.
+
+        Raises:
+            HostError: the step failed.
+        """
+        ...
 
 
 class LikeliestOfSteps(Protocol):

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 import pytest
 
@@ -71,7 +72,16 @@ def test_logits_are_those_of_launches_by_mlx(name: str, sequences: int) -> None:
         tokens = [(7 * seq_id + i) % 50 + 3 for i in range(length)]
         batch = Batch.build([BatchRequest(seq_id, tokens, 0)], pager, plan.query_tile)
         pager.take_copies()
-        agree(*(floats(host.step(batch)) for host in (recorded, launched)))
+        logits, wanted = (host.step(batch) for host in (recorded, launched))
+        likeliest = recorded.likeliest_of(logits)
+        assert (likeliest is None) == (not plan.pads), "others are recorded when they come again"
+        if likeliest is not None:
+            mx.eval(likeliest.tokens)
+        found = floats(logits)
+        agree(found, floats(wanted))
+        if likeliest is not None:
+            (token,), (bits,) = likeliest.read()
+            assert token == likeliest.tokens.item() == found[0].argmax() and bits.view(np.float32) == found[0].max()
     tokens, given, waiting, chosen, at = [5 + i for i in range(sequences)], None, [], [], starts
     first = tokens
     for count in COUNTS:

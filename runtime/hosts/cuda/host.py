@@ -37,7 +37,7 @@ from mlxr.runtime.hosts.cuda.step_kernels import StepKernels
 from mlxr.runtime.hosts.exchange import Exchange
 from mlxr.runtime.hosts.handover import ExpertsBeside
 from mlxr.runtime.hosts.host import Logits, Progress
-from mlxr.runtime.hosts.likeliest import Asked, LikeliestOfSteps, MoreSteps
+from mlxr.runtime.hosts.likeliest import Asked, Likeliest, LikeliestOfSteps, MoreSteps
 from mlxr.runtime.hosts.mlx.host import MlxHost
 from mlxr.runtime.hosts.mlx.launcher import Arrays, MlxKernel
 from mlxr.runtime.memory.free_memory import FreeMemory, gpu_memory
@@ -185,6 +185,10 @@ class CudaHost(MlxHost):
             return logits
 
         return run
+
+    def likeliest_of(self, logits: Logits) -> Likeliest | None:
+        """See `Host.likeliest_of`: of recorded prompts."""
+        return self._prefills.recorded.likeliest_of(logits)
 
     def likeliest_of_steps(self, batch: Batch, asked: Asked | None = None) -> LikeliestOfSteps | None:
         """See `Host.likeliest_of_steps`: by recorded steps."""

@@ -219,6 +219,12 @@ def numbers_of_logits(rows: int, width: int) -> mx.array:
     return _numbers([rows, *[0] * 6, width, MOST_STEPS, rows * width])
 
 
+def numbers_of_choice(width: int) -> tuple[mx.array, int]:
+    """The same for `CHOOSE` of one row that is in no batch; and how many numbers of zero are in its place."""
+    state, words = 8, 8 + _STATE
+    return _numbers([1, 0, 0, *[words] * 3, state, width, 1, width, words]), words + 8
+
+
 def choosing_grid(rows: int, width: int) -> tuple[int, int, int]:
     """The threadgroups of `CHOOSE`: rows, and parts of a row, each at least a number for each of a block's threads."""
     return rows, max(1, min(_CHOOSING_BLOCKS // rows, width // (4 * CHOOSE_THREADS))), 1

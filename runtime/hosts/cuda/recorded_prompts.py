@@ -27,12 +27,14 @@ from mlxr.runtime.hosts.cuda.device_array import on_device
 from mlxr.runtime.hosts.cuda.launch_graph import Event, LaunchGraph
 from mlxr.runtime.hosts.cuda.mlx_stream import mlx_stream
 from mlxr.runtime.hosts.cuda.packed import Packed
+from mlxr.runtime.hosts.cuda.prompt_choice import ChosenOfPrompt, PromptChoice
 from mlxr.runtime.hosts.cuda.recorded_batch import fetch_logits, numbers_of_logits
 from mlxr.runtime.hosts.cuda.recorded_calls import NORMED, SUMS, WORKSPACE, arrays_of
 from mlxr.runtime.hosts.cuda.recorded_memory import Places, is_recorded, places_of_prompt, prompt_numbers
 from mlxr.runtime.hosts.cuda.recorded_products import beside_bytes, is_recordable
 from mlxr.runtime.hosts.cuda.recording import recording_of
 from mlxr.runtime.hosts.cuda.sent_numbers import SentNumbers
+from mlxr.runtime.hosts.host import Logits
 from mlxr.runtime.hosts.mlx.bindable import bindable_shape
 from mlxr.runtime.hosts.mlx.host import MlxHost
 
@@ -156,6 +158,25 @@ class RecordedPrompts:
         first = self.addresses({"memory": self.memory})["memory"]
         return {name: first + places[name] for name in names}
 
+    def likeliest_of(self, logits: Logits) -> ChosenOfPrompt | None:
+        """See `Host.likeliest_of`: of a row that the last step has given."""
+        stream = mlx_stream()
+        if stream is None or not self.unread or logits is not self.unread[0] or len(logits) != 1:
+            return None
+        with self.host.failures():
+            return self.choice.start(stream)
+
+    @functools.cached_property
+    def choice(self) -> PromptChoice:
+        """What chooses the likeliest token.
+
+        Raises:
+            HostError: the driver refuses.
+        """
+        place = self.places[0][self.host.program.phase("prefill").outputs[0]]
+        address = self.addresses({"memory": self.memory})["memory"] + place
+        return PromptChoice(self.host, self.memory, address, self.host.plan.output_width)
+
     def note_thread(self) -> None:
         """Notes which thread takes the arena's token. Each has a stream of its own, and graphs bind no token."""
         if self._thread is not (own := current_thread()):
@@ -183,6 +204,7 @@ class RecordedPrompt:
         if self._numbers > recorded.sent.count:
             raise HostError(f"a step reads {self._numbers} numbers; planned are {recorded.sent.count}")
         is_made = any(logits in launch.outputs for launch in launches)
+        _ = recorded.choice  # or the step is left to MLX
         self._recorded, self._shape = recorded, (dims["rows"] if is_made else 0, host.plan.output_width)
         arrays = arrays_of(calls, host.fixed) | {"memory": recorded.memory}
         addresses = recorded.addresses(arrays)

@@ -11,6 +11,8 @@ from mlxr.compiler.errors import HostError
 from mlxr.compiler.schedule.geometry import Geometry
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.cache.pager import Pager
+from mlxr.runtime.engine.samples import Samples
+from mlxr.runtime.engine.sampling import Row, Sampler, Sampling
 from mlxr.runtime.hosts.batch import Batch, BatchRequest
 from mlxr.runtime.hosts.binding import batch_arrays
 from mlxr.runtime.hosts.cuda import prefill_steps, recorded_prompts
@@ -18,6 +20,7 @@ from mlxr.runtime.hosts.cuda.device import has_cuda
 from mlxr.runtime.hosts.cuda.host import CudaHost
 from mlxr.runtime.hosts.cuda.matrix_library import WORKSPACE_BYTES
 from mlxr.runtime.hosts.cuda.packed import Packed
+from mlxr.runtime.hosts.cuda.recorded_batch import CHOOSE
 from mlxr.runtime.hosts.cuda.recorded_calls import WORKSPACE
 from mlxr.runtime.hosts.cuda.recorded_memory import places_of_prompt, prompt_numbers
 from mlxr_tests.fake_card import SimLauncher, use_card
@@ -204,3 +207,58 @@ def test_steps_of_many_rows_of_logits_leave_the_others_recorded() -> None:
         return recorded_prompts.Launches.of(phase, running) is not None
 
     assert [takes(rows) for rows in (0, 1, 7, 8)] == [True, True, True, False]
+
+
+def test_the_likeliest_token_is_chosen_behind_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose memory the next prompt uses, too; rows that ask for more are MLX's."""
+    artifact = compiled(SPEC, Geometry.of(**PRODUCTS))
+    card = SimLauncher(artifact)
+    use_card(monkeypatch, artifact, card)
+    card.record(monkeypatch)
+    host, greedy = CudaHost(artifact, random_buffers(artifact.plan)[0], Arena(artifact.plan.arena)), Sampler(Sampling())
+    pager, found, logits = Pager.from_geometry(artifact.plan.arena), [], []
+
+    def prompt(count: int) -> mx.array:
+        requests = [BatchRequest(pager.add_sequence(), [*range(3, 3 + count)], 0, "last")]
+        logits.append(host.step(Batch.build(requests, pager, host.plan.query_tile)))
+        return logits[-1]
+
+    for count in (39, 20):
+        found.append(Samples(host, prompt(count), [0], [Row(greedy, 0)]))
+    assert card.recorded[CHOOSE] == 2
+    for row in (Row(Sampler(Sampling(logprobs=1)), 0), Row(greedy, 0, np.full(3, -1, np.int32))):
+        found.append(Samples(host, prompt(39), [0], [row]))
+    found.append(Samples(host, mx.array(logits[-1]), [0], [Row(greedy, 0)]))
+    assert card.recorded[CHOOSE] == 2
+    likeliest = [int(np.array(each).argmax()) for each in (*logits, logits[-1])]
+    assert len({*likeliest}) == 2 and [samples.read()[0].token for samples in found] == likeliest
+    assert [samples.tokens.item() for samples in found] == likeliest
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_what_is_wrong_behind_the_graph_is_told(monkeypatch: pytest.MonkeyPatch, breaks: bool) -> None:
+    """A logit that is no number is the row's error; a step that failed is the host's."""
+    artifact = compiled(SPEC, Geometry.of(**PRODUCTS))
+    card = SimLauncher(artifact)
+    use_card(monkeypatch, artifact, card)
+    card.record(monkeypatch)
+    weights = {
+        name: mx.full(w.shape, mx.nan, w.dtype) if "norm" in name else w
+        for name, w in random_buffers(artifact.plan)[0].items()
+    }
+    host = CudaHost(artifact, weights, Arena(artifact.plan.arena))
+    pager = Pager.from_geometry(artifact.plan.arena)
+    batch = Batch.build([BatchRequest(pager.add_sequence(), [5] * 39, 0, "last")], pager, host.plan.query_tile)
+    samples = Samples(host, host.step(batch), [0], [Row(Sampler(Sampling()), 0)])
+
+    def wait() -> None:
+        raise HostError("cuda: the driver's cuEventSynchronize fails with error 719")
+
+    if breaks:
+        monkeypatch.setattr(host._prefills.recorded.choice._places[0].end, "wait", wait)
+        with pytest.raises(HostError, match="719"):
+            samples.read()
+        assert not host._prefills.recorded.unread
+        return
+    (sampled,) = samples.read()
+    assert isinstance(sampled.error, HostError) and "a NaN logit" in str(sampled.error)

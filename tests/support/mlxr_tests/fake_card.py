@@ -19,6 +19,7 @@ from mlxr.runtime.hosts.cuda import (
     decode_steps,
     drawing,
     launch_graph,
+    prompt_choice,
     recorded_batch,
     recorded_products,
     recorded_prompts,
@@ -176,11 +177,13 @@ class SimLauncher:
                 ctypes.memmove(address, numbers.ctypes.data, numbers.nbytes)
 
         event = SimpleNamespace(record=lambda stream: None, wait=lambda: None)
-        monkeypatch.setattr(recorded_batch, "PinnedMemory", pin)
-        for module in (recorded_step, recorded_prompts):
+        for module in (recorded_batch, prompt_choice):
+            monkeypatch.setattr(module, "PinnedMemory", pin)
+        for module in (recorded_step, recorded_prompts, prompt_choice):
             monkeypatch.setattr(module, "Event", lambda: event)
+        for module in (recorded_step, recorded_prompts):
             monkeypatch.setattr(module, "mlx_stream", lambda: 1)
-        for module in (recorded_batch, recorded_step, recorded_prompts):
+        for module in (recorded_batch, recorded_step, recorded_prompts, prompt_choice):
             monkeypatch.setattr(module, "LaunchGraph", graph)
         monkeypatch.setattr(recorded_prompts, "SentNumbers", Sent)
         monkeypatch.setattr(recorded_products, "products_image", lambda _: b"")
