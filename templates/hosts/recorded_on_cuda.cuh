@@ -25,6 +25,8 @@
 // mlxr_fetch_logits copies logits.
 //   logits, numbers, token
 //   out, token_out
+// mlxr_clear makes memory zeros that a product wants to be.
+//   out, words
 typedef unsigned int mlxr_u32;
 enum { NUM_TOKENS, NUM_MOVING, NUM_STEADY, MOVING_AT, STEADY_AT, AHEAD_AT, STATE_AT, WIDTH, MOST_STEPS, NUM_LOGITS, WORDS_AT };
 enum { STEP, ENDED, NUM_AHEAD, SINCE, IS_NEW };
@@ -175,5 +177,11 @@ extern "C" __global__ void __launch_bounds__(256) mlxr_fetch_logits(
   }
   if (first < 8) {
     token_out[first] = token[first];
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(256) mlxr_clear(mlxr_u32* out, unsigned long long words) {
+  for (unsigned long long i = blockIdx.x * 256u + threadIdx.x; i < words; i += gridDim.x * 256u) {
+    out[i] = 0;
   }
 }

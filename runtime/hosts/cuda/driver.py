@@ -10,6 +10,7 @@ from mlxr.compiler.errors import HostError
 
 MOST_SHARED_BYTES = 8
 """CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, an attribute of kernels."""
+_NOT_READY = 600  # CUDA_ERROR_NOT_READY
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 _SONAMES = ("libcuda.so.1", "libcuda.so")
@@ -28,6 +29,19 @@ def call(name: str, *arguments: Any) -> None:
     function: Callable[..., int] = getattr(_driver(), name)
     if status := function(*arguments):
         raise HostError(f"cuda: the driver's {name} fails with error {status}")
+
+
+def is_done(name: str, *arguments: Any) -> bool:
+    """Whether that is done which a function of the driver is asked about; see `call`.
+
+    Raises:
+        HostError: there is no driver, or the call fails.
+    """
+    function: Callable[..., int] = getattr(_driver(), name)
+    status = function(*arguments)
+    if status not in (0, _NOT_READY):
+        raise HostError(f"cuda: the driver's {name} fails with error {status}")
+    return not status
 
 
 def has(name: str) -> bool:

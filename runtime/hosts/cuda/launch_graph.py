@@ -9,7 +9,8 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from mlxr.compiler.errors import HostError
-from mlxr.runtime.hosts.cuda.driver import MOST_SHARED_BYTES, call, has, in_context
+from mlxr.runtime.hosts.cuda.cleared_memory import KernelNode, clear_by_kernels
+from mlxr.runtime.hosts.cuda.driver import MOST_SHARED_BYTES, call, has, in_context, is_done
 from mlxr.runtime.hosts.cuda.matrix_library import ProductLaunch, matrix_library
 
 _pointer = ctypes.c_void_p
@@ -88,6 +89,15 @@ class Event:
         call("cuEventRecord", self._handle, _pointer(stream))
         self._times += 1  # another thread may have waited in between, for what was recorded before
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether all before it has ended; nobody waits.
+
+        Raises:
+            HostError: something on the GPU has failed.
+        """
+        return is_done("cuEventQuery", self._handle)
+
     def wait(self) -> None:
         """Waits until all before it has ended.
 
@@ -133,16 +143,6 @@ class GraphLaunch(NamedTuple):
     waits: bool = False
 
 
-class _Node(ctypes.Structure):
-    """CUDA_KERNEL_NODE_PARAMS_v2."""
-
-    _fields_ = (
-        ("function", _pointer),
-        *((name, ctypes.c_uint) for name in ("x", "y", "z", "threads", "threads_y", "threads_z", "shared_bytes")),
-        *((name, _pointer) for name in ("arguments", "extra", "kernel", "context")),
-    )
-
-
 class _Edge(ctypes.Structure):
     """CUgraphEdgeData: the launch after may begin once all threadgroups of this one have let it, or have ended."""
 
@@ -158,12 +158,13 @@ _OVERLAPS = _Edge(1, 0, 1)  # CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC, CU_GRAPH_D
 class LaunchGraph:
     """Launches in order. Each begins when the one before has ended, or, if it waits by itself, somewhat earlier."""
 
-    def __init__(self, launches: Sequence[GraphLaunch | ProductLaunch], kept: list[Any]) -> None:
+    def __init__(self, launches: Sequence[GraphLaunch | ProductLaunch], kept: list[Any], clear: int = 0) -> None:
         """Records them.
 
         Args:
             launches: in order.
             kept: what the addresses are of. It is kept until the graph is gone and its last launch has ended.
+            clear: the kernel that clears memory for products in place of the driver, see cleared_memory.py; 0: none.
 
         Raises:
             HostError: the driver refuses.
@@ -171,7 +172,7 @@ class LaunchGraph:
         graph, self._ready, self._ends = _pointer(), _pointer(), list[Event]()
         with in_context():
             try:
-                _make(graph, launches)
+                _make(graph, launches, clear)
                 call("cuGraphInstantiateWithFlags", ctypes.byref(self._ready), graph, ctypes.c_ulonglong(0))
             finally:
                 if graph:
@@ -201,11 +202,13 @@ class LaunchGraph:
         call("cuGraphLaunch", self._ready, _pointer(stream))
 
 
-def _make(graph: _pointer, launches: Sequence[GraphLaunch | ProductLaunch]) -> None:
+def _make(graph: _pointer, launches: Sequence[GraphLaunch | ProductLaunch], clear: int) -> None:
     """Makes a graph: of kernels alone node by node, else of what a stream is given."""
     kernels = [launch for launch in launches if isinstance(launch, GraphLaunch)]
     if len(kernels) < len(launches):
         _capture(graph, launches)
+        if clear:
+            clear_by_kernels(graph, clear)
         return
     call("cuGraphCreate", ctypes.byref(graph), 0)
     node: _pointer | None = None
@@ -244,7 +247,7 @@ def _arguments(launch: GraphLaunch) -> tuple[Any, Any]:
 def _add(graph: _pointer, launch: GraphLaunch, before: _pointer | None) -> _pointer:
     _values, places = _arguments(launch)
     sizes = (*launch.grid, launch.threads, 1, 1, launch.pool)
-    node = _Node(launch.function, *sizes, ctypes.addressof(places), None, None, None)
+    node = KernelNode(launch.function, *sizes, ctypes.addressof(places), None, None, None)
     added, other = _pointer(), before if launch.waits else None
     after = (_pointer * 1)(before) if before is not None and other is None else None
     number = ctypes.c_size_t(after is not None)

@@ -23,12 +23,13 @@ from mlxr.compiler.errors import HostError
 from mlxr.runtime.arrays.mlx_arrays import start_computing
 from mlxr.runtime.hosts.binding import Dims
 from mlxr.runtime.hosts.cuda.address_table import address_table
+from mlxr.runtime.hosts.cuda.cleared_memory import CLEAR
 from mlxr.runtime.hosts.cuda.device_array import on_device
-from mlxr.runtime.hosts.cuda.launch_graph import Event, LaunchGraph
+from mlxr.runtime.hosts.cuda.launch_graph import FUNCTIONS, Event, LaunchGraph
 from mlxr.runtime.hosts.cuda.mlx_stream import mlx_stream
 from mlxr.runtime.hosts.cuda.packed import Packed
 from mlxr.runtime.hosts.cuda.prompt_choice import ChosenOfPrompt, PromptChoice
-from mlxr.runtime.hosts.cuda.recorded_batch import fetch_logits, numbers_of_logits
+from mlxr.runtime.hosts.cuda.recorded_batch import fetch_logits, numbers_of_logits, recorded_image
 from mlxr.runtime.hosts.cuda.recorded_calls import NORMED, SUMS, WORKSPACE, arrays_of
 from mlxr.runtime.hosts.cuda.recorded_memory import Places, is_recorded, places_of_prompt, prompt_numbers
 from mlxr.runtime.hosts.cuda.recorded_products import beside_bytes, is_recordable
@@ -78,6 +79,7 @@ class RecordedPrompts:
         host: whose launches.
         unread: what the last step has given, which is copied before the next one is started.
         end: after the last step.
+        size: tokens of the last step.
         is_new_here: whether what came before may be in the stream of another thread.
     """
 
@@ -85,7 +87,7 @@ class RecordedPrompts:
         """Records nothing yet."""
         self.host = host
         self.unread = list[mx.array]()
-        self.is_new_here = True
+        self.is_new_here, self.size = True, 0
         self._thread: Thread | None = None
         self._takes_some = is_recorded(host.plan)
         self._addresses: dict[int, tuple[mx.array, int]] = {}
@@ -164,7 +166,7 @@ class RecordedPrompts:
         if stream is None or not self.unread or logits is not self.unread[0] or len(logits) != 1:
             return None
         with self.host.failures():
-            return self.choice.start(stream)
+            return self.choice.start(stream, self.size)
 
     @functools.cached_property
     def choice(self) -> PromptChoice:
@@ -205,13 +207,15 @@ class RecordedPrompt:
             raise HostError(f"a step reads {self._numbers} numbers; planned are {recorded.sent.count}")
         is_made = any(logits in launch.outputs for launch in launches)
         _ = recorded.choice  # or the step is left to MLX
-        self._recorded, self._shape = recorded, (dims["rows"] if is_made else 0, host.plan.output_width)
+        self._recorded, self._size = recorded, dims["tokens"]
+        self._shape = dims["rows"] if is_made else 0, host.plan.output_width
         arrays = arrays_of(calls, host.fixed) | {"memory": recorded.memory}
         addresses = recorded.addresses(arrays)
         self._first = addresses["memory"]
         addresses |= {name: self._first + 4 * place.start for name, place in packed.places.items()}
         addresses |= {name: self._first + place for name, place in places.items() if name not in host.fixed}
-        self._graph = LaunchGraph([call.launch(addresses) for call in calls], [*arrays.values()])
+        clear = FUNCTIONS.of(CLEAR, recorded_image())
+        self._graph = LaunchGraph([call.launch(addresses) for call in calls], [*arrays.values()], clear)
         first = places[logits] // 4
         size = max(8, prod(bindable_shape(self._shape)))
         self._logits = recorded.memory[first : first + size].view(mx.float32)
@@ -254,6 +258,6 @@ class RecordedPrompt:
             finally:
                 recorded.end.record(stream)
         logits, token = fetch_logits(self._logits, self._of_logits, before, self._shape)
-        recorded.unread = [logits, token]
+        recorded.unread, recorded.size = [logits, token], self._size
         host.launches.update(self.launches)
         return logits, token

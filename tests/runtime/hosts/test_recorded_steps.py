@@ -234,7 +234,7 @@ def test_their_memory_is_planned(monkeypatch: pytest.MonkeyPatch, as_one: bool) 
     monkeypatch.setattr(recorded_step.RecordedStep, "start", lambda *_, **__: None)
     graph, made = recorded_step.LaunchGraph, list[int]()
     monkeypatch.setattr(
-        recorded_step, "LaunchGraph", lambda calls, kept: (made.append(len(calls)), graph(calls, kept))[1]
+        recorded_step, "LaunchGraph", lambda calls, *kept: (made.append(len(calls)), graph(calls, *kept))[1]
     )
     host = CudaHost(artifact, random_buffers(artifact.plan)[0], Arena(artifact.plan.arena))
     pager, recorded = Pager.from_geometry(artifact.plan.arena), host._decodes._recorded

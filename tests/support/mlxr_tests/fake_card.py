@@ -126,7 +126,7 @@ class SimLauncher:
 
         uploaded = self.uploaded
 
-        def graph(launches: Sequence[GraphLaunch | ProductLaunch], _: object) -> SimpleNamespace:
+        def graph(launches: Sequence[GraphLaunch | ProductLaunch], _: object, clear: int = 0) -> SimpleNamespace:
             return SimpleNamespace(launch=lambda stream, end: run(launches), upload=uploaded.append)
 
         def run(launches: Sequence[GraphLaunch | ProductLaunch]) -> None:
@@ -176,7 +176,7 @@ class SimLauncher:
                 assert len(numbers) <= self.count
                 ctypes.memmove(address, numbers.ctypes.data, numbers.nbytes)
 
-        event = SimpleNamespace(record=lambda stream: None, wait=lambda: None)
+        event = SimpleNamespace(record=lambda stream: None, wait=lambda: None, has_ended=False)
         for module in (recorded_batch, prompt_choice):
             monkeypatch.setattr(module, "PinnedMemory", pin)
         for module in (recorded_step, recorded_prompts, prompt_choice):
