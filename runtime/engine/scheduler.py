@@ -88,8 +88,8 @@ class Scheduler:
         """
         self._plan, self._pager, self._times, self._restorer = plan, pager, times, restorer
         self._ledger, self.lengths = ledger, LaunchLengths(plan, pager, times, most_steps, most_prepared)
-        is_plain = not pager.others and pager.states is None  # else blocks go back, and states are kept, by commits
-        self._told_each = pager.block_size * (_LATE_BLOCKS if is_plain else 1)
+        self._is_plain = not pager.others and pager.states is None  # else blocks go back, and states stay, by commits
+        self._told_each = pager.block_size * (_LATE_BLOCKS if self._is_plain else 1)
         self.being_read = PromptsBeingRead(pager.block_size)
         self._last: Step | None = None  # which the next step may repeat: nobody has joined or left since its launch
         self.waiting: list[Request] = []
@@ -217,10 +217,10 @@ class Scheduler:
                 continue  # nobody knows since when K and V are broken
             if seq_id is not None and run.seq_id == seq_id:
                 before, run.certain = run.certain, end
+                if self._is_plain and not self.waiting:
+                    continue  # first the token; `has_decoded` and `tell_cache` tell of it
                 if (run.unread or end // size != before // size) and not self._plan.whole_prompts:
                     self._tell_of(request)
-                if run.unread:
-                    self.being_read.has_computed(request)
 
     def has_decoded(self, decode: Decode, rows: Iterable[int], ends: Sequence[int], count: int) -> None:
         """`has_read` of some of the steps of a step with `decode`, for requests that run.
@@ -237,25 +237,25 @@ class Scheduler:
             run.in_flight -= count
             if run.seq_id == seq_ids[row]:
                 run.certain = end
-                if run.unread:
-                    self._tell_of(decode.requests[row])
-                    self.being_read.has_computed(decode.requests[row])
-                elif end // told_each != run.told // told_each:
+                if run.unread or end // told_each != run.told // told_each:
                     self._tell_of(decode.requests[row])
 
     def tell_cache(self) -> None:
         """Tells the prefix cache of all blocks of the running requests that are certain."""
         size = self._pager.block_size
         for request in self.running:
-            if request.run.certain // size != request.run.told // size:
+            run = request.run
+            if run.certain // size != run.told // size or (run.unread and run.certain > run.told):
                 self._tell_of(request)
 
     def _tell_of(self, request: Request) -> None:
-        """Tells the prefix cache of what is certain of a running request."""
+        """Tells the prefix cache of what is certain of a running request, and whoever waits for it."""
         run = request.run
         assert run.seq_id is not None, "it runs"
         self._pager.commit(run.seq_id, request.answer.tokens, request.hashes, run.certain)
         run.told = run.certain
+        if run.unread:
+            self.being_read.has_computed(request)
 
     def has_accepted(self, request: Request, end: int) -> None:
         """One more draft token was right: so many tokens are computed."""
