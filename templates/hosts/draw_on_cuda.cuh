@@ -21,14 +21,18 @@ typedef unsigned long long mlxr_u64;
 #endif
 #define MLXR_SEGMENT 128u
 #define MLXR_MOST_SEGMENTS 2560u
-#define MLXR_SHARES 3  // thresholds of one look at the weights
+#define MLXR_SHARES 3       // thresholds of one look at the weights
+#define MLXR_AT_ONCE 2      // segments that a warp asks for together
+#define MLXR_LISTED 1024u   // weights that are sorted
+#define MLXR_COUNT_BITS 21  // of a row's weights
 #define MLXR_WARPS (MLXR_DRAW_THREADS / 32)
 
 enum { LOOK, SUM, CHANGE };
 
 struct mlxr_draw_shared {
-  mlxr_u64 sums[MLXR_MOST_SEGMENTS], of_warp[MLXR_WARPS][2 * MLXR_SHARES], given[2][2 * MLXR_SHARES], all[2 * MLXR_SHARES];
-  mlxr_u32 found;
+  mlxr_u64 sums[MLXR_MOST_SEGMENTS], of_warp[MLXR_WARPS][1 + MLXR_SHARES], given[2][1 + MLXR_SHARES], all[1 + MLXR_SHARES];
+  mlxr_u64 list[MLXR_LISTED];
+  mlxr_u32 found, listed;
   bool is_last;
 };
 
@@ -66,12 +70,29 @@ __device__ __forceinline__ void mlxr_await_launch_before() {
 }
 #endif
 
-struct mlxr_sum {
-  __device__ mlxr_u64 operator()(mlxr_u64 a, mlxr_u64 b) const { return a + b; }
-};
-struct mlxr_max {
-  __device__ mlxr_u64 operator()(mlxr_u64 a, mlxr_u64 b) const { return a > b ? a : b; }
-};
+// The sum of a warp's numbers of up to 63 bits.
+__device__ __forceinline__ mlxr_u64 mlxr_warp_sum(mlxr_u64 value) {
+#if defined(MLXR_EMULATED) || __CUDA_ARCH__ >= 800
+  const mlxr_u32 third = (1u << 22) - 1;
+  const mlxr_u64 low = __reduce_add_sync(0xffffffffu, (mlxr_u32)value & third);
+  const mlxr_u64 middle = __reduce_add_sync(0xffffffffu, (mlxr_u32)(value >> 22) & third);
+  return low + (middle << 22) + ((mlxr_u64)__reduce_add_sync(0xffffffffu, (mlxr_u32)(value >> 44)) << 44);
+#else
+#pragma unroll 1
+  for (mlxr_u32 distance = 16; distance; distance /= 2) {
+    value += __shfl_xor_sync(0xffffffffu, value, distance);
+  }
+  return value;
+#endif
+}
+__device__ __forceinline__ mlxr_u64 mlxr_warp_max(mlxr_u64 value) {
+#pragma unroll 1
+  for (mlxr_u32 distance = 16; distance; distance /= 2) {
+    const mlxr_u64 other = __shfl_xor_sync(0xffffffffu, value, distance);
+    value = other > value ? other : value;
+  }
+  return value;
+}
 
 // A weight of at most 1 as a whole number; a row of half a million still fits.
 __device__ __forceinline__ mlxr_u64 mlxr_whole(float weight) { return (mlxr_u64)(weight * 17592186044416.0f); }  // 2^44
@@ -88,48 +109,56 @@ struct mlxr_range {
   __device__ __forceinline__ void each(Work work) {
     const bool is_aligned = (mlxr_u64)row % 16 == 0;
 #pragma unroll 1
-    for (mlxr_u32 segment = warp; segment < segments; segment += MLXR_WARPS) {
-      const mlxr_u32 first = begin + segment * MLXR_SEGMENT + 4 * lane;
-      float x[4];
-      const bool is_whole = is_aligned && first + 4 <= end;
-      if (is_whole) {
-        const float4 all = *reinterpret_cast<const float4*>(row + first);
-        x[0] = all.x, x[1] = all.y, x[2] = all.z, x[3] = all.w;
-      } else {
-        for (mlxr_u32 i = 0; i < 4; ++i) {
-          x[i] = first + i < end ? row[first + i] : 0.0f;
-        }
-      }
-      mlxr_u64 sum = work(first, x);
-      if (what == LOOK) {
-        continue;
-      }
-      if (what == CHANGE) {
-        for (mlxr_u32 i = 0; i < 4; ++i) {
-          if (first + i < end) {
-            row[first + i] = x[i];
+    for (mlxr_u32 begin_of = warp; begin_of < segments; begin_of += MLXR_AT_ONCE * MLXR_WARPS) {
+      float x[MLXR_AT_ONCE][4];
+#pragma unroll
+      for (mlxr_u32 at = 0; at < MLXR_AT_ONCE; ++at) {
+        const mlxr_u32 segment = begin_of + at * MLXR_WARPS, first = begin + segment * MLXR_SEGMENT + 4 * lane;
+        if (is_aligned && segment < segments && first + 4 <= end) {
+          const float4 all = *reinterpret_cast<const float4*>(row + first);
+          x[at][0] = all.x, x[at][1] = all.y, x[at][2] = all.z, x[at][3] = all.w;
+        } else {
+          for (mlxr_u32 i = 0; i < 4; ++i) {
+            x[at][i] = segment < segments && first + i < end ? row[first + i] : 0.0f;
           }
         }
       }
-#pragma unroll 1
-      for (mlxr_u32 distance = 16; distance; distance /= 2) {
-        sum += __shfl_xor_sync(0xffffffffu, sum, distance);
-      }
-      if (lane == 0) {
-        shared.sums[segment] = sum;
+#pragma unroll
+      for (mlxr_u32 at = 0; at < MLXR_AT_ONCE; ++at) {
+        const mlxr_u32 segment = begin_of + at * MLXR_WARPS, first = begin + segment * MLXR_SEGMENT + 4 * lane;
+        if (segment >= segments) {
+          break;
+        }
+        const mlxr_u64 own = work(first, x[at]);
+        if (what == LOOK) {
+          continue;
+        }
+        if (what == CHANGE) {
+          if (is_aligned && first + 4 <= end) {
+            *reinterpret_cast<float4*>(row + first) = float4{x[at][0], x[at][1], x[at][2], x[at][3]};
+          } else {
+            for (mlxr_u32 i = 0; i < 4; ++i) {
+              if (first + i < end) {
+                row[first + i] = x[at][i];
+              }
+            }
+          }
+        }
+        const mlxr_u64 sum = mlxr_warp_sum(own);
+        if (lane == 0) {
+          shared.sums[segment] = sum;
+        }
       }
     }
     __syncthreads();
   }
 
-  // Joins values of all threads of the cluster; each gets the result.
-  template <int count, class Join>
-  __device__ __forceinline__ void join(mlxr_u64 (&values)[count], Join both) {
+  // Adds values of all threads of the cluster, or takes the greatest; each gets the result.
+  template <bool is_sum, int count>
+  __device__ __forceinline__ void join(mlxr_u64 (&values)[count]) {
+    const auto of_warp = [](mlxr_u64 value) { return is_sum ? mlxr_warp_sum(value) : mlxr_warp_max(value); };
     for (int n = 0; n < count; ++n) {
-#pragma unroll 1
-      for (mlxr_u32 distance = 16; distance; distance /= 2) {
-        values[n] = both(values[n], __shfl_xor_sync(0xffffffffu, values[n], distance));
-      }
+      values[n] = of_warp(values[n]);
       if (lane == 0) {
         shared.of_warp[warp][n] = values[n];
       }
@@ -137,11 +166,7 @@ struct mlxr_range {
     __syncthreads();
     if (warp == 0) {
       for (int n = 0; n < count; ++n) {
-        mlxr_u64 value = lane < MLXR_WARPS ? shared.of_warp[lane][n] : 0;
-#pragma unroll 1
-        for (mlxr_u32 distance = 16; distance; distance /= 2) {
-          value = both(value, __shfl_xor_sync(0xffffffffu, value, distance));
-        }
+        const mlxr_u64 value = of_warp(lane < MLXR_WARPS ? shared.of_warp[lane][n] : 0);
         if (lane == 0) {
           shared.given[turn][n] = value;
         }
@@ -150,11 +175,7 @@ struct mlxr_range {
     mlxr_cluster_sync();
     if (warp == 0) {
       for (int n = 0; n < count; ++n) {
-        mlxr_u64 value = lane < size ? mlxr_of_rank(&shared.given[turn][n], lane) : 0;
-#pragma unroll 1
-        for (mlxr_u32 distance = 16; distance; distance /= 2) {
-          value = both(value, __shfl_xor_sync(0xffffffffu, value, distance));
-        }
+        const mlxr_u64 value = of_warp(lane < size ? mlxr_of_rank(&shared.given[turn][n], lane) : 0);
         if (lane == 0) {
           shared.all[n] = value;
         }
@@ -167,19 +188,15 @@ struct mlxr_range {
     turn ^= 1;  // the others read this one until they come to the next
   }
 
-  // The index at which the sum of what `value` says of the row's numbers exceeds a target; the sums of segments are in
-  // `shared.sums`. Only threads of the range in which it lies have it, the others have ~0.
-  template <class Value>
-  __device__ __forceinline__ mlxr_u32 find(mlxr_u64 target, Value value) {
+  // The index at which the sum of what `value` says of the row's numbers exceeds a target, which depends on the sum of all. The sums
+  // of segments are in `shared.sums`. Only threads of the range in which it lies have it, the others have ~0.
+  template <class Target, class Value>
+  __device__ __forceinline__ mlxr_u32 find(Target target_of, Value value) {
     mlxr_u64 own = 0;
     for (mlxr_u32 i = thread; i < segments; i += MLXR_DRAW_THREADS) {
       own += shared.sums[i];
     }
-    // What is in ranges before, and in this one: as one value for each rank would be, in two joins of this kind.
-#pragma unroll 1
-    for (mlxr_u32 distance = 16; distance; distance /= 2) {
-      own += __shfl_xor_sync(0xffffffffu, own, distance);
-    }
+    own = mlxr_warp_sum(own);
     if (lane == 0) {
       shared.of_warp[warp][0] = own;
     }
@@ -188,21 +205,15 @@ struct mlxr_range {
     }
     __syncthreads();
     if (warp == 0) {
-      mlxr_u64 sum = lane < MLXR_WARPS ? shared.of_warp[lane][0] : 0;
-#pragma unroll 1
-      for (mlxr_u32 distance = 16; distance; distance /= 2) {
-        sum += __shfl_xor_sync(0xffffffffu, sum, distance);
-      }
+      const mlxr_u64 sum = mlxr_warp_sum(lane < MLXR_WARPS ? shared.of_warp[lane][0] : 0);
       if (lane == 0) {
         shared.given[turn][0] = sum;
       }
     }
     mlxr_cluster_sync();
     if (warp == 0) {
-      mlxr_u64 of_rank = lane < size ? mlxr_of_rank(&shared.given[turn][0], lane) : 0, before = 0;
-      for (mlxr_u32 other = 0; other < rank; ++other) {
-        before += __shfl_sync(0xffffffffu, of_rank, other);
-      }
+      const mlxr_u64 of_rank = lane < size ? mlxr_of_rank(&shared.given[turn][0], lane) : 0;
+      const mlxr_u64 target = target_of(mlxr_warp_sum(of_rank)), before = mlxr_warp_sum(lane < rank ? of_rank : 0);
       const mlxr_u64 here = __shfl_sync(0xffffffffu, of_rank, rank);
       if (before <= target && target < before + here) {
         mlxr_u64 left = target - before;
@@ -257,55 +268,50 @@ struct mlxr_range {
 
   // Keeps the greatest weights, as few as reach a number (`is_mass`: a sum); of equal ones the first. Others become 0.
   __device__ __forceinline__ void keep(mlxr_u64 target, bool is_mass) {
-    // At least `low` (bits of weights, which are in order) are enough of them, at least `high` too few.
-    mlxr_u32 low = 1, high = 0x3f800001u;
+    // At least `low` (bits of weights, which are in order) are enough of them, at least `high` too few. Smaller weights than the first
+    // `low`, 2^-44, are 0 as whole numbers.
+    mlxr_u32 low = 0x29800000u, high = 0x3f800001u;
     mlxr_u64 many = 0, few = 0, sum = 0;  // how many are at least low, at least high, and the sum of these
-    for (bool is_first = true; is_first || (high - low > 1 && many - few > 1); is_first = false) {
+    for (bool is_first = true; is_first || (high - low > 1 && many - few > MLXR_LISTED); is_first = false) {
       mlxr_u32 bounds[MLXR_SHARES];
       for (int n = 0; n < MLXR_SHARES; ++n) {
-        bounds[n] = is_first ? low : low + 1 + (mlxr_u32)((mlxr_u64)(high - low - 1) * (n + 1) / (MLXR_SHARES + 1));
+        const mlxr_u32 part = (mlxr_u32)((mlxr_u64)(high - low - 1) * (n + 1) / (MLXR_SHARES + 1));
+        bounds[n] = is_first && n == 0 ? low : low + 1 + part;
       }
-      mlxr_u64 found[2 * MLXR_SHARES] = {};
+      mlxr_u64 found[1 + MLXR_SHARES] = {};  // how many are at least each bound, packed, and their sums
       each<LOOK>([&](mlxr_u32, float* x) {
         for (mlxr_u32 i = 0; i < 4; ++i) {
           const mlxr_u32 bits = __float_as_uint(x[i]);
           const mlxr_u64 whole = mlxr_whole(x[i]);
           for (int n = 0; n < MLXR_SHARES; ++n) {
-            found[2 * n] += bits >= bounds[n];
-            found[2 * n + 1] += bits >= bounds[n] ? whole : 0;
+            found[0] += (mlxr_u64)(bits >= bounds[n]) << MLXR_COUNT_BITS * n;
+            found[1 + n] += bits >= bounds[n] ? whole : 0;
           }
         }
         return (mlxr_u64)0;
       });
-      join(found, mlxr_sum());
-      if (is_first) {
-        many = found[0];
-        if (found[is_mass] < target) {
+      join<true>(found);
+      for (int n = 0; n < MLXR_SHARES; ++n) {
+        const mlxr_u64 count = found[0] >> MLXR_COUNT_BITS * n & ((1u << MLXR_COUNT_BITS) - 1), mass = found[1 + n];
+        const bool is_enough = (is_mass ? mass : count) >= target;
+        if (is_first && n == 0 && !is_enough) {
           return;  // all together are not more
         }
-        continue;
-      }
-      for (int n = 0; n < MLXR_SHARES; ++n) {
-        if (bounds[n] <= low || bounds[n] >= high) {
-          continue;
-        }
-        if (found[2 * n + is_mass] >= target) {
-          low = bounds[n], many = found[2 * n];
-        } else {
-          high = bounds[n], few = found[2 * n], sum = found[2 * n + 1];
+        if (is_enough && (bounds[n] > low || (is_first && n == 0))) {
+          low = bounds[n], many = count;
+        } else if (!is_enough && bounds[n] < high) {
+          high = bounds[n], few = count, sum = mass;
         }
       }
     }
-    // Those from low to high are equal, or there is one; `room` of them are kept.
-    const mlxr_u64 equal = many - few, each_one = mlxr_whole(__uint_as_float(low));
-    mlxr_u64 room = equal;
-    if (equal > 1) {
-      room = is_mass ? each_one ? (target - sum + each_one - 1) / each_one : equal : target - few;
-    }
-    mlxr_u32 until = 0xffffffffu;  // of the row
-    const mlxr_u32 least = low, above = high;
-    if (room < equal) {
-      const auto is_equal = [=](mlxr_u32, float x) -> mlxr_u64 { return __float_as_uint(x) >= least && __float_as_uint(x) < above; };
+    mlxr_u32 least = low, above = high, until;  // equal ones are kept that come before `until`
+    if (many - few <= MLXR_LISTED) {
+      const mlxr_u64 word = last_of(low, high, is_mass ? target - sum : target - few, is_mass);
+      least = word >> 32, above = least + 1, until = ~(mlxr_u32)word + 1;
+    } else {  // all from low to high are equal
+      const mlxr_u64 equal = many - few, each_one = mlxr_whole(__uint_as_float(low));
+      const mlxr_u64 room = is_mass ? each_one ? (target - sum + each_one - 1) / each_one : equal : target - few;
+      const auto is_equal = [=](mlxr_u32, float x) -> mlxr_u64 { return __float_as_uint(x) == low; };
       each<SUM>([&](mlxr_u32 first, float* x) {
         mlxr_u64 number = 0;
         for (mlxr_u32 i = 0; i < 4; ++i) {
@@ -313,10 +319,10 @@ struct mlxr_range {
         }
         return number;
       });
-      mlxr_u64 cut[1] = {find(room, is_equal)};
+      mlxr_u64 cut[1] = {find([=](mlxr_u64) { return room; }, is_equal)};
       cut[0] = cut[0] == 0xffffffffu ? 0 : cut[0];  // others' ranges
-      join(cut, mlxr_max());
-      until = (mlxr_u32)cut[0];
+      join<false>(cut);
+      until = room < equal ? (mlxr_u32)cut[0] : 0xffffffffu;
     }
     each<CHANGE>([&](mlxr_u32 first, float* x) {
       mlxr_u64 kept = 0;
@@ -329,13 +335,86 @@ struct mlxr_range {
     });
   }
 
+  // Of the weights from low to high, which all have room in the list, the greatest first and of equal ones the first: the one with
+  // which a target is reached, as its bits and the complement of its index.
+  __device__ __forceinline__ mlxr_u64 last_of(mlxr_u32 low, mlxr_u32 high, mlxr_u64 target, bool is_mass) {
+    if (thread == 0) {
+      shared.listed = 0;
+    }
+    __syncthreads();
+    each<LOOK>([&](mlxr_u32 first, float* x) {
+      for (mlxr_u32 i = 0; i < 4; ++i) {
+        const mlxr_u32 bits = __float_as_uint(x[i]);
+        if (bits >= low && bits < high) {
+          shared.list[atomicAdd(&shared.listed, 1u)] = (mlxr_u64)bits << 32 | (mlxr_u32) ~(first + i);
+        }
+      }
+      return (mlxr_u64)0;
+    });
+    if (thread == 0) {
+      shared.given[turn][0] = shared.listed;
+    }
+    mlxr_cluster_sync();
+    if (rank == 0) {
+      mlxr_u32 count = shared.listed;
+      for (mlxr_u32 other = 1; other < size; ++other) {
+        const mlxr_u32 own = (mlxr_u32)mlxr_of_rank(&shared.given[turn][0], other);
+        for (mlxr_u32 i = thread; i < own; i += MLXR_DRAW_THREADS) {
+          shared.list[count + i] = mlxr_of_rank(&shared.list[i], other);
+        }
+        count += own;
+      }
+      mlxr_u32 width = 32;
+      for (; width < count; width *= 2) {
+      }
+      for (mlxr_u32 i = count + thread; i < width; i += MLXR_DRAW_THREADS) {
+        shared.list[i] = 0;
+      }
+      __syncthreads();
+#pragma unroll 1
+      for (mlxr_u32 sorted = 2; sorted <= width; sorted *= 2) {
+#pragma unroll 1
+        for (mlxr_u32 distance = sorted / 2; distance; distance /= 2) {
+          for (mlxr_u32 i = thread; i < width / 2; i += MLXR_DRAW_THREADS) {
+            const mlxr_u32 a = i / distance * 2 * distance + i % distance, b = a + distance;
+            const mlxr_u64 x = shared.list[a], y = shared.list[b];
+            if ((x < y) == !(a & sorted)) {
+              shared.list[a] = y, shared.list[b] = x;
+            }
+          }
+          __syncthreads();
+        }
+      }
+      if (warp == 0) {
+        mlxr_u64 left = target - 1;
+        mlxr_u32 at = 0;
+        for (; at < width; at += 32) {
+          const mlxr_u64 word = shared.list[at + lane];
+          if (advance(is_mass ? mlxr_whole(__uint_as_float((mlxr_u32)(word >> 32))) : 1, left)) {
+            break;
+          }
+        }
+        if (lane == 0) {
+          shared.given[turn][1] = shared.list[at + shared.found];
+        }
+      }
+    }
+    mlxr_cluster_sync();
+    if (thread == 0) {
+      shared.all[0] = mlxr_of_rank(&shared.given[turn][1], 0);
+    }
+    __syncthreads();
+    turn ^= 1;
+    return shared.all[0];
+  }
+
   // The sum of `shared.sums` of all ranges.
   __device__ __forceinline__ mlxr_u64 total() {
     mlxr_u64 own[1] = {0};
     for (mlxr_u32 i = thread; i < segments; i += MLXR_DRAW_THREADS) {
       own[0] += shared.sums[i];
     }
-    join(own, mlxr_sum());
+    join<true>(own);
     return own[0];
   }
 };
@@ -369,7 +448,7 @@ extern "C" __global__ void __launch_bounds__(MLXR_DRAW_THREADS) mlxr_draw(
     }
     return (mlxr_u64)0;
   });
-  range.join(greatest_word, mlxr_max());
+  range.join<false>(greatest_word);
   const mlxr_u32 order = greatest_word[0] >> 32;
   const mlxr_u32 greatest_bits = order == 0xffffffffu ? 0x7fc00000u : order & 0x80000000u ? order ^ 0x80000000u : ~order;
   const float greatest = __uint_as_float(greatest_bits);
@@ -394,10 +473,11 @@ extern "C" __global__ void __launch_bounds__(MLXR_DRAW_THREADS) mlxr_draw(
         range.keep(target ? target : 1, is_mass);
       }
     }
-    const mlxr_u64 total = range.total();
-    mlxr_u64 target = (mlxr_u64)((double)uniform * (double)total);
-    target = target < total ? target : total - 1;
-    token = range.find(target, whole);
+    const auto target_of = [=](mlxr_u64 total) {
+      const mlxr_u64 target = (mlxr_u64)((double)uniform * (double)total);
+      return target < total ? target : total - 1;
+    };
+    token = range.find(target_of, whole);
     is_here = token != 0xffffffffu;
   }
   if (thread == 0) {

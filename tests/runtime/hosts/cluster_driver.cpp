@@ -67,12 +67,22 @@ template <class T>
 static T __shfl_sync(unsigned, T value, unsigned lane) {
   return of_lane(value, lane);
 }
-static unsigned __ballot_sync(unsigned, bool is_so) {
+template <class Join>
+static unsigned of_lanes(unsigned value, Join join) {
+  exchanged[current] = value;
+  __syncwarp();
   unsigned found = 0;
   for (unsigned lane = 0; lane < 32; ++lane) {
-    found |= of_lane((unsigned)is_so, lane) << lane;
+    found = join(found, (unsigned)exchanged[current / 32 * 32 + lane], lane);
   }
+  __syncwarp();
   return found;
+}
+static unsigned __ballot_sync(unsigned, bool is_so) {
+  return of_lanes(is_so, [](unsigned found, unsigned bit, unsigned lane) { return found | bit << lane; });
+}
+static unsigned __reduce_add_sync(unsigned, unsigned value) {
+  return of_lanes(value, [](unsigned found, unsigned other, unsigned) { return found + other; });
 }
 static int __ffs(unsigned bits) { return __builtin_ffs(bits); }
 static unsigned __float_as_uint(float x) {
