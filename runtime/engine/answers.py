@@ -82,7 +82,8 @@ class Answers:
         self._scheduler.has_decoded(decode, going, step.ends, step.count)
         if len(given) < len(decode.requests):
             self._together.forget()
-            self._give_rows(step, decode, chosen.tokens, sorted({*range(len(decode.requests))}.difference(given)))
+            others = sorted({*range(len(decode.requests))}.difference(given))
+            self._give_rows(step, decode, chosen.tokens.tolist(), others)
 
     def _give_rows(self, step: Step, decode: Decode, tokens: Sequence[Sequence[int]], rows: Sequence[int]) -> None:
         """Gives some of the requests the tokens of a step, one by one."""

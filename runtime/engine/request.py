@@ -338,22 +338,13 @@ def take_tokens(
     Args:
         answers: they.
         completions: of the answers.
-        tokens: of each step, one for each answer.
-        texts: of these tokens, step by step.
+        tokens: of each answer.
+        texts: of these, of each answer.
     """
-    if len(tokens) == 1:
-        for answer, completion, token, text in zip(answers, completions, tokens[0], texts, strict=True):
-            answer.tokens.append(token)
-            completion.token_ids.append(token)
-            completion.text += text
-        return
-    width = len(answers)
-    for place, (answer, completion, own) in enumerate(
-        zip(answers, completions, zip(*tokens, strict=True), strict=True)
-    ):
+    for answer, completion, own, text in zip(answers, completions, tokens, texts, strict=True):
         answer.tokens += own
         completion.token_ids += own
-        completion.text += "".join(texts[place::width])
+        completion.text += text
 
 
 def take_back(request: Request, length: int, text: str) -> None:

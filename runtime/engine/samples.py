@@ -92,16 +92,16 @@ class TokensOfSteps(NamedTuple):
     """What was chosen in steps that were launched together.
 
     Attributes:
-        tokens: of each step, one for each row.
+        tokens: of each step, one for each row: [steps, rows].
         errors: what is wrong with single rows, by step and row; nearly always nothing.
     """
 
-    tokens: list[list[int]]
+    tokens: npt.NDArray[np.int32]
     errors: dict[tuple[int, int], MlxrError]
 
     def sampled(self) -> list[list[Sampled]]:
         """The same, token by token."""
-        found = [[Sampled(token) for token in tokens] for tokens in self.tokens]
+        found = [[Sampled(token) for token in tokens] for tokens in self.tokens.tolist()]
         for (step, row), error in self.errors.items():
             found[step][row] = Sampled(0, error=error)
         return found
@@ -161,7 +161,7 @@ class SamplesOfSteps:
             for step, row in np.argwhere(~finite).tolist():
                 errors[step, row] = broken_logits(self._host.read(self._logits[step])[row])
         self._logits.clear()  # a step may be kept as the pattern of the next one
-        return TokensOfSteps(numbers[0].tolist(), errors)
+        return TokensOfSteps(numbers[0], errors)
 
 
 class ChosenByHost:
@@ -209,9 +209,9 @@ class ChosenByHost:
     def read(self) -> TokensOfSteps:
         """See `SamplesOfSteps.read`."""
         numbers = self._steps.read(self._before, self._early)
-        tokens, greatest, errors = numbers[0].tolist(), numbers[1].view(np.float32), dict[tuple[int, int], MlxrError]()
+        tokens, greatest, errors = numbers[0].copy(), numbers[1].view(np.float32), dict[tuple[int, int], MlxrError]()
         if not (finite := np.isfinite(greatest)).all():
             vocab_size = self._host.plan.vocab_size
             for step, row in np.argwhere(~finite).tolist():
-                errors[step, row] = broken_logit(float(greatest[step, row]), tokens[step][row], vocab_size)
+                errors[step, row] = broken_logit(float(greatest[step, row]), int(tokens[step, row]), vocab_size)
         return TokensOfSteps(tokens, errors)

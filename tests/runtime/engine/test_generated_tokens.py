@@ -59,7 +59,7 @@ def test_tokens_that_are_given_together_give_the_events_of_single_ones(options: 
                 tokens = [*random.integers(first, 430, 2).tolist(), 4100]  # which the tokenizer lacks
                 step, decode = SimpleNamespace(most_more=0, starts=[len(one.answer.tokens) - 1] * 2), SimpleNamespace()
                 decode.requests = several
-                rows = giver.give(step, decode, [[token] * 2 for token in tokens], 1.5, print)  # type: ignore[arg-type]
+                rows = giver.give(step, decode, np.array([[token] * 2 for token in tokens], np.int32), 1.5, print)  # type: ignore[arg-type]
                 num_together += len(rows)
                 for token in tokens:
                     told += [event := replace(one.accept(token), time=1.5)]
@@ -96,9 +96,9 @@ def test_tokens_beyond_the_tokenizer_and_those_that_were_learned_need_no_decoder
         (request,) = model.make_requests([[5, 300, 7]], Sampling(max_tokens=50), Inbox(), Terms())
         step, decode = SimpleNamespace(most_more=9, starts=[2]), SimpleNamespace(requests=[request])
         giver = Together()
-        giver.give(step, decode, [[300]], 1.5, print)  # type: ignore[arg-type]
+        giver.give(step, decode, np.array([[300]], np.int32), 1.5, print)  # type: ignore[arg-type]
         monkeypatch.setattr(AnswerText, "ahead", None)
-        assert giver.give(step, decode, [[300], [4096], [4999]], 1.5, print) == [0]  # type: ignore[arg-type]
+        assert giver.give(step, decode, np.array([[300], [4096], [4999]], np.int32), 1.5, print) == [0]  # type: ignore[arg-type]
 
 
 def test_a_listener_that_ends_requests_within_a_launch_leaves_what_was_told() -> None:
@@ -228,7 +228,7 @@ def test_a_character_that_begins_beside_anothers_stop_token_goes_on_in_the_next_
         decode.requests = [first, second]
         for launch in ([a, a], [a, a], [b, begin], [a, a]):
             step = SimpleNamespace(most_more=9, starts=[len(one.answer.tokens) - 1] * 2)
-            assert giver.give(step, decode, [[a, token] for token in launch], 1.5, print) == [0, 1]  # type: ignore[arg-type]
+            assert giver.give(step, decode, np.array([[a, token] for token in launch], np.int32), 1.5, print) == [0, 1]  # type: ignore[arg-type]
             for token in launch:
                 one.accept(token)
         assert second.answer.completion == one.answer.completion and one.answer.completion.text == "aaaab\ufffdaa"
