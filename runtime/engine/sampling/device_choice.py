@@ -89,10 +89,10 @@ class DeviceChoice:
             steps: how many steps.
         """
         rows = zip(self._samplers, positions, strict=True)
-        numbers = [[0.0] * steps if s.kind.greedy else s.uniforms(position, steps) for s, position in rows]
+        numbers = [np.zeros(steps) if s.kind.greedy else s.uniforms(position, steps) for s, position in rows]
         found = np.empty((steps, *self._asked_always.shape), np.uint32)
         found[...] = self._asked_always
-        found[:, :, 0] = np.minimum(np.array(numbers, np.float32), _BELOW_ONE).view(np.uint32).T
+        found[:, :, 0] = np.minimum(np.array(numbers).astype(np.float32), _BELOW_ONE).view(np.uint32).T
         return found
 
     def uniforms(self, positions: Sequence[int], steps: int = 1) -> list[mx.array | None]:

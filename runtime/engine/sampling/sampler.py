@@ -23,6 +23,9 @@ MIN_TEMPERATURE = 1e-30
 """The temperature used for smaller ones above 0, which f32 would round to 0; the result is greedy."""
 _OF_ACCEPTED_TOKENS = ("repetition_penalty", "frequency_penalty", "presence_penalty", "dry_multiplier")
 _DEFAULT = Sampling()
+_NO_NUMBERS = np.zeros(0)
+_FEWEST_NUMBERS = 64
+"""Random numbers that are made together; later as many as there are, so that few calls make many."""
 
 SparseNumbers = tuple[npt.NDArray[np.intp], npt.NDArray[np.float32]]
 """Token ids, and a number for each: [n], intp, and [n], f32."""
@@ -91,7 +94,7 @@ class Sampler:
         self.tops = 1 if self.takes_greatest else sampling.top_k if is_top_k else 0
         self.stop_ids = np.array(sorted(stop_ids), dtype=np.intp)
         self._stream = stream
-        self._numbers: list[float] = []
+        self._numbers = _NO_NUMBERS
         self._seen: SeenTokens | None = None
         if sampling.repetition_penalty != 1 or sampling.frequency_penalty or sampling.presence_penalty:
             self._seen = SeenTokens(prompt if sampling.repetition_penalty != 1 else ())
@@ -102,13 +105,13 @@ class Sampler:
 
     def uniform(self, position: int) -> float:
         """A random number in [0, 1) for the answer's token `position` (0, 1, ...)."""
-        while len(self._numbers) <= position:
-            self._numbers.extend(self._generator.random(64).tolist())
-        return self._numbers[position]
+        return self.uniforms(position, 1).item()
 
-    def uniforms(self, position: int, count: int) -> list[float]:
-        """The random numbers of so many tokens from `position` on."""
-        self.uniform(position + count - 1)
+    def uniforms(self, position: int, count: int) -> npt.NDArray[np.float64]:
+        """The random numbers of so many tokens from `position` on: [count]."""
+        if (more := position + count - len(self._numbers)) > 0:
+            made = self._generator.random(max(_FEWEST_NUMBERS, len(self._numbers), more))
+            self._numbers = np.concatenate([self._numbers, made])
         return self._numbers[position : position + count]
 
     @cached_property

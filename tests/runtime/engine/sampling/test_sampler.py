@@ -20,6 +20,8 @@ def test_a_number_depends_on_seed_stream_and_position_alone() -> None:
     order = np.random.default_rng(1).permutation(200).tolist()
     assert [sampler.uniform(position) for position in order] == [numbers[position] for position in order]
     assert sampler.uniform(3) == sampler.uniform(3) == numbers[3]
+    for each in (sampler, Sampler(RANDOM, 2)):
+        assert each.uniforms(30, 150).tolist() == numbers[30:180] and each.uniforms(5, 3).tolist() == numbers[5:8]
     for other in (Sampler(RANDOM, 1), Sampler(Sampling(temperature=1.0, seed=8), 2)):
         assert not {other.uniform(position) for position in range(200)} & set(numbers)
     assert all(0 <= number < 1 for number in numbers) and abs(np.mean(numbers) - 0.5) < 0.1
