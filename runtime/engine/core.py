@@ -48,7 +48,6 @@ class EngineCore:
 
     Attributes:
         scheduler: the requests.
-        recent_steps: the newest steps, the newest one last.
         launched_steps: how many were given to the host.
         adapters: that requests may use; None: the model has no places for any.
         wake: set when something has ended that requests wait for; whoever runs the steps may wait for it.
@@ -95,13 +94,19 @@ class EngineCore:
         self._untold = 0  # last steps of that one of which nobody was told
         self._told = 0  # first steps of `_ahead` of which everybody was
         self._next_deadline = float("inf")
-        self.recent_steps: deque[StepRecord] = deque(maxlen=512)
+        self._recent: deque[tuple[StepRecord, int]] = deque(maxlen=512)  # with how many steps were read together
         self.launched_steps = 0
         self._used = 0.0  # by the host's clock, at the newest launch
         self._measured = 0  # for how many steps the time of the newest one counts
         self._is_guessing = False  # or would, if it paid
         self._is_stepping = False
         self._dropped: list[Request] = []
+
+    @property
+    def recent_steps(self) -> list[StepRecord]:
+        """The newest steps, at most 512, the newest one last."""
+        later = ((step, i) for step, count in self._recent for i in range(count - 1, -1, -1))
+        return [step._replace(end=step.end - i * step.seconds) for step, i in later][-512:]
 
     @property
     def speculator(self) -> Speculator | None:
@@ -463,8 +468,7 @@ class EngineCore:
                 speculator.measured(decoding, drafted, seconds, count)
             elif self._measured:
                 speculator.measured(decoding, drafted, self._host.clock() - self._used, self._measured)
-        for later in range(1 - count, 1):
-            self.recent_steps.append(StepRecord(now + later * seconds, seconds, decoding, prompt_tokens, drafted))
+        self._recent.append((StepRecord(now, seconds, decoding, prompt_tokens, drafted), count))
 
     def _end_overdue(self) -> None:
         now, self._next_deadline = self.clock(), float("inf")

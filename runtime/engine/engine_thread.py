@@ -245,7 +245,7 @@ class EngineThread:
 
     def recent_steps(self) -> list[StepRecord]:
         """The newest steps, at most 512, the newest one last."""
-        return self._ask(lambda model: list(model.core.recent_steps))
+        return self._ask(lambda model: model.core.recent_steps)
 
     def arena(self) -> ArenaState:
         """The state of each block of the KV arena, between two steps."""

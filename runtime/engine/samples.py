@@ -1,6 +1,7 @@
 """The tokens sampled from a step's logits: on the device where the host pipelines, else when they are read."""
 
 from collections.abc import Callable, Sequence
+from math import isfinite
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -210,7 +211,8 @@ class ChosenByHost:
         """See `SamplesOfSteps.read`."""
         numbers = self._steps.read(self._before, self._early)
         tokens, greatest, errors = numbers[0].copy(), numbers[1].view(np.float32), dict[tuple[int, int], MlxrError]()
-        if not (finite := np.isfinite(greatest)).all():
+        if not isfinite(np.add.reduce(greatest, axis=None)):  # one call, which may fail where all are finite
+            finite = np.isfinite(greatest)
             vocab_size = self._host.plan.vocab_size
             for step, row in np.argwhere(~finite).tolist():
                 errors[step, row] = broken_logit(float(greatest[step, row]), int(tokens[step, row]), vocab_size)
