@@ -17,7 +17,7 @@ enum { UNIFORM, TEMPERATURE, MIN_P, TOP_P, TOP_K, IS_GREEDY, NUM_ASKED = 8 };
 typedef unsigned int mlxr_u32;
 typedef unsigned long long mlxr_u64;
 #ifndef MLXR_DRAW_THREADS
-#define MLXR_DRAW_THREADS 1024
+#define MLXR_DRAW_THREADS 512
 #endif
 #define MLXR_SEGMENT 128u
 #define MLXR_MOST_SEGMENTS 2560u
@@ -78,7 +78,6 @@ __device__ __forceinline__ mlxr_u64 mlxr_warp_sum(mlxr_u64 value) {
   const mlxr_u64 middle = __reduce_add_sync(0xffffffffu, (mlxr_u32)(value >> 22) & third);
   return low + (middle << 22) + ((mlxr_u64)__reduce_add_sync(0xffffffffu, (mlxr_u32)(value >> 44)) << 44);
 #else
-#pragma unroll 1
   for (mlxr_u32 distance = 16; distance; distance /= 2) {
     value += __shfl_xor_sync(0xffffffffu, value, distance);
   }
@@ -86,7 +85,6 @@ __device__ __forceinline__ mlxr_u64 mlxr_warp_sum(mlxr_u64 value) {
 #endif
 }
 __device__ __forceinline__ mlxr_u64 mlxr_warp_max(mlxr_u64 value) {
-#pragma unroll 1
   for (mlxr_u32 distance = 16; distance; distance /= 2) {
     const mlxr_u64 other = __shfl_xor_sync(0xffffffffu, value, distance);
     value = other > value ? other : value;
@@ -250,7 +248,6 @@ struct mlxr_range {
   // target there. Whether there is one; else the target has lost them all.
   __device__ __forceinline__ bool advance(mlxr_u64 value, mlxr_u64& left) {
     mlxr_u64 until = value;
-#pragma unroll 1
     for (mlxr_u32 distance = 1; distance < 32; distance *= 2) {
       const mlxr_u64 other = __shfl_up_sync(0xffffffffu, until, distance);
       until += lane >= distance ? other : 0;
@@ -266,8 +263,8 @@ struct mlxr_range {
     return beyond != 0;
   }
 
-  // Keeps the greatest weights, as few as reach a number (`is_mass`: a sum); of equal ones the first. Others become 0.
-  __device__ __forceinline__ void keep(mlxr_u64 target, bool is_mass) {
+  // Keeps the greatest weights, so many, or as few as reach a part of the sum; of equal ones the first. Others become 0.
+  __device__ __forceinline__ void keep(mlxr_u64 target, float part_of_sum, bool is_mass) {
     // At least `low` (bits of weights, which are in order) are enough of them, at least `high` too few. Smaller weights than the first
     // `low`, 2^-44, are 0 as whole numbers.
     mlxr_u32 low = 0x29800000u, high = 0x3f800001u;
@@ -291,6 +288,10 @@ struct mlxr_range {
         return (mlxr_u64)0;
       });
       join<true>(found);
+      if (is_first && is_mass) {
+        target = (mlxr_u64)ceil((double)part_of_sum * (double)found[1]);
+        target = target ? target : 1;
+      }
       for (int n = 0; n < MLXR_SHARES; ++n) {
         const mlxr_u64 count = found[0] >> MLXR_COUNT_BITS * n & ((1u << MLXR_COUNT_BITS) - 1), mass = found[1 + n];
         const bool is_enough = (is_mass ? mass : count) >= target;
@@ -407,16 +408,6 @@ struct mlxr_range {
     turn ^= 1;
     return shared.all[0];
   }
-
-  // The sum of `shared.sums` of all ranges.
-  __device__ __forceinline__ mlxr_u64 total() {
-    mlxr_u64 own[1] = {0};
-    for (mlxr_u32 i = thread; i < segments; i += MLXR_DRAW_THREADS) {
-      own[0] += shared.sums[i];
-    }
-    join<true>(own);
-    return own[0];
-  }
 };
 
 extern "C" __global__ void __launch_bounds__(MLXR_DRAW_THREADS) mlxr_draw(
@@ -469,8 +460,7 @@ extern "C" __global__ void __launch_bounds__(MLXR_DRAW_THREADS) mlxr_draw(
 #pragma unroll 1
     for (mlxr_u32 is_mass = 0; is_mass < 2; ++is_mass) {
       if (is_asked >> is_mass & 1) {
-        const mlxr_u64 target = is_mass ? (mlxr_u64)ceil((double)top_p * (double)range.total()) : top_k;
-        range.keep(target ? target : 1, is_mass);
+        range.keep(top_k, top_p, is_mass);
       }
     }
     const auto target_of = [=](mlxr_u64 total) {

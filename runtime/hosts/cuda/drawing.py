@@ -13,11 +13,11 @@ from mlxr.runtime.hosts.cuda.device import architecture
 from mlxr.runtime.hosts.cuda.recorded_calls import Call, Operand
 
 DRAW = "mlxr_draw"
-_THREADS = 1024
+_THREADS = 512
 _HOPPER = 90
-_MOST_GROUPS, _MOST_OF_ROW = 256, 8
-_OF_GROUP = 2560 * 128
-"""The longest part of a row that a threadgroup takes."""
+_MOST_GROUPS, _MOST_OF_ROW = 1024, 8
+_OF_GROUP, _OF_ROW = 2560 * 128, 1 << 19
+"""The longest part of a row that a threadgroup takes, and the longest row whose weights have a sum of 63 bits."""
 
 
 def draw_call(operands: Sequence[Operand], rows: int, *, waits: bool) -> Call:
@@ -44,7 +44,7 @@ def cluster_of(rows: int) -> int:
 
 def can_draw(rows: int, width: int) -> bool:
     """Whether there is room for what it notes of rows with so many logits."""
-    return width <= _OF_GROUP * cluster_of(rows)
+    return width <= min(_OF_GROUP * cluster_of(rows), _OF_ROW)
 
 
 @functools.cache

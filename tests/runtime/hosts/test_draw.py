@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mlxr.runtime.hosts.cuda import drawing
+from mlxr.runtime.hosts.cuda.drawing import can_draw, cluster_of
 from mlxr.runtime.hosts.likeliest import NUM_ASKED
 from mlxr.runtime.hosts.sim.toolchain import find_toolchain
 from mlxr_tests.fake_card import draw
@@ -27,6 +29,17 @@ OPTIONS = [
     (1.0, 0.0, 0.0, 1),
 ]
 """Temperature, min_p, top_p, top_k."""
+
+
+@pytest.mark.parametrize(
+    ("architecture", "rows", "size", "longest"),
+    [("sm_90a", 1, 8, 1 << 19), ("sm_120a", 200, 4, 1 << 19), ("sm_90a", 2000, 1, 327680), ("sm_89", 1, 1, 327680)],
+)
+def test_threadgroups_of_a_row(
+    architecture: str, rows: int, size: int, longest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drawing, "architecture", lambda: architecture)
+    assert cluster_of(rows) == size and can_draw(rows, longest) and not can_draw(rows, longest + 1)
 
 
 @pytest.fixture(scope="module")
