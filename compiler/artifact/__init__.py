@@ -38,7 +38,7 @@ from mlxr.compiler.formats import file_keys
 from mlxr.compiler.formats.arena import ArenaGeometry, CacheGeometry
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.foreign_file import foreign_file
-from mlxr.compiler.formats.stored_planes import SCALED_FLOATS, integer_format, plane_format, plane_names
+from mlxr.compiler.formats.stored_planes import integer_format, plane_format, plane_names
 from mlxr.compiler.formats.stores import (
     ATTENDED,
     CONV_STATES,
@@ -84,7 +84,6 @@ __all__ = [
     "PANEL_ROWS",
     "PEERS",
     "PHASES",
-    "SCALED_FLOATS",
     "STATES",
     "TUNING",
     "UP",

@@ -6,11 +6,6 @@ MLX keeps the numbers of a quantised matrix in `X.weight`, their scales in `X.sc
 
 from mlxr.compiler.formats.weight_format import WeightFormat
 
-SCALED_FLOATS = {256: ("F8_E4M3", "F8_E8M0"), 64: ("F4_E2M1", "F8_E4M3")}
-"""MLX's mxfp8 and nvfp4, by the bits of the numbers in U32 that share a scale in U8: types of numbers and scales.
-
-No format has them: they are read as tensors of floats with scales, whose products bf16 holds.
-"""
 PLANE_ENDINGS = ((".weight", ".scales", ".biases"), ("_blocks", "_scales", "_biases"))
 """Endings of the names of numbers, scales and biases: MLX's and Hugging Face's."""
 

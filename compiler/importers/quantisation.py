@@ -2,7 +2,8 @@
 
 Four kinds are supported: mlx-lm's `quantization`, in the modes that formats name (`WeightFormat.mlx_mode`) and with
 different settings for single layers; Hugging Face's MXFP4 experts; packed integers, which are read as an affine format;
-and floats of 8 bits, which are read as bf16, as those of mlx-lm's other modes are. Any other method is refused by name.
+and floats of 8 or 4 bits, which are read as bf16, as those of mlx-lm's other modes are. Any other method is refused by
+name.
 """
 
 import math
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 
 from mlxr.compiler.errors import SpecError
 from mlxr.compiler.formats.file_keys import QUANTISATION
-from mlxr.compiler.formats.stored_planes import PLANE_ENDINGS, SCALED_FLOATS, integer_format, plane_format, plane_names
+from mlxr.compiler.formats.stored_planes import PLANE_ENDINGS, integer_format, plane_format, plane_names
 from mlxr.compiler.formats.tensor_parts import text_name
 from mlxr.compiler.formats.weight_format import AFFINE_BITS, AFFINE_GROUPS, WeightFormat
 from mlxr.compiler.importers.facts import Facts
@@ -21,7 +22,6 @@ from mlxr.compiler.spec.explain import show
 _MODES = (*dict.fromkeys(format.mlx_mode for format in WeightFormat if format.mlx_mode), "mxfp8", "nvfp4")
 _SETTINGS = ("bits", "group_size", "mode")
 _WORD_BITS = {"U32": 32, "U8": 8}
-_FLOAT_BITS = {"F8_E4M3": 8, "F4_E2M1": 4}
 _USUAL_BITS, _USUAL_GROUP = 4, 64
 """MLX's defaults for an affine matrix whose settings are null or missing, as in mlx-lm's mixed recipes."""
 
@@ -33,17 +33,18 @@ def _listed(items: Sequence[object], last: str) -> str:
 
 _SUPPORTED = (
     f"mlx-lm's affine ({_listed(AFFINE_BITS, 'or')} bits, groups of {_listed(AFFINE_GROUPS, 'or')}) and "
-    f"{', '.join(mode for mode in _MODES if mode != 'affine')}, Hugging Face's mxfp4 and fp8, "
+    f"{', '.join(mode for mode in _MODES if mode != 'affine')}, Hugging Face's mxfp4, fp8 and nvfp4, "
     "and pack-quantized integers"
 )
-_EIGHT_BITS: dict[str, dict[str, tuple[object, ...]]] = {
+_NAMED_FLOATS = ("float-quantized", "naive-quantized", "nvfp4-pack-quantized")
+_SMALL_FLOATS: dict[str, dict[str, tuple[object, ...]]] = {
     "fp8": {"fmt": ("e4m3", "float8_e4m3fn", None)},
     "fbgemm_fp8": {},
-    "compressed-tensors": {"format": ("float-quantized", "naive-quantized")},
-    "modelopt": {"quant_algo": ("FP8", "FP8_PB_WO")},
+    "compressed-tensors": {"format": (*_NAMED_FLOATS, "mixed-precision"), "transform_config": (None, {})},
+    "modelopt": {"quant_algo": ("FP8", "FP8_PB_WO", "NVFP4")},
 }
-"""Methods whose weights are floats of 8 bits with scales (transformers, llm-compressor, NVIDIA), with the settings that
-say so. How activations are rounded does not matter: here they are not."""
+"""Methods whose weights are floats of 8 or 4 bits with scales (transformers, llm-compressor, NVIDIA), with the settings
+that say so. How activations are rounded does not matter: here they are not."""
 _TILES = [1 << power for power in range(16)]
 """Rows or columns that may share a scale: the reader of weights finds them by the numbers of scales."""
 
@@ -61,7 +62,7 @@ def check_quantisation(facts: Facts) -> None:
         if not isinstance(settings, dict):
             raise facts.refuse(key, settings, "a section")
         method = settings.get("quant_method", "mlx" if {"bits", "group_size"} <= settings.keys() else None)
-        supported = method in ("mlx", "mxfp4") or _has_eight_bits(method, settings) or bool(_integers(settings))
+        supported = method in ("mlx", "mxfp4") or _has_small_floats(method, settings) or bool(_integers(settings))
         if not supported:
             raise SpecError(
                 f"{facts.source}: {key}: quantised by {show(method)}, which is not supported; supported: {_SUPPORTED}. "
@@ -75,16 +76,24 @@ def check_quantisation(facts: Facts) -> None:
                 )
 
 
-def _has_eight_bits(method: object, settings: Mapping[str, Any]) -> bool:
-    if not isinstance(method, str) or method not in _EIGHT_BITS:
+def _has_small_floats(method: object, settings: Mapping[str, Any]) -> bool:
+    if not isinstance(method, str) or method not in _SMALL_FLOATS:
         return False
     groups = settings.get("config_groups")
-    weights = [group.get("weights") for group in groups.values()] if isinstance(groups, dict) else []
-    if not all(isinstance(w, dict) and (w.get("num_bits"), w.get("type")) == (8, "float") for w in weights):
+    groups = list(groups.values()) if isinstance(groups, dict) else []
+    if settings.get("format") == "mixed-precision" and {group.get("format") for group in groups} - {*_NAMED_FLOATS}:
+        return False
+    weights = [group.get("weights") for group in groups]
+    if not all(isinstance(w, dict) and _is_small_float(w) for w in weights):
         return False
     tiles = [settings.get("weight_block_size"), *(each.get("block_structure") for each in weights)]
     known = all(tile is None or (isinstance(tile, list) and all(size in _TILES for size in tile)) for tile in tiles)
-    return known and all(settings.get(key) in values for key, values in _EIGHT_BITS[method].items())
+    return known and all(settings.get(key) in values for key, values in _SMALL_FLOATS[method].items())
+
+
+def _is_small_float(weights: Mapping[str, Any]) -> bool:
+    kind = weights.get("num_bits"), weights.get("type")
+    return kind == (8, "float") or (*kind, weights.get("group_size")) == (4, "float", 16)
 
 
 class _Integers(NamedTuple):
@@ -165,9 +174,6 @@ class _Planes(NamedTuple):
         if outer < 0 or numbers.shape[:outer] != scales.shape[:-1] or not row_bits or not groups or row_bits % groups:
             raise self._wrong(source, settings)
         bits, group = (settings.get(key) for key in ("bits", "group_size"))
-        if biases is None and (numbers.type, scales.type) == ("U32", "U8") and row_bits // groups in SCALED_FLOATS:
-            kind = SCALED_FLOATS[row_bits // groups][0]
-            return TensorFact((*scales.shape[:-1], row_bits // _FLOAT_BITS[kind]), kind)
         if biases is None:
             format = plane_format(row_bits // groups, scales.type, has_biases=False)
         elif (biases.shape, biases.type) == (scales.shape, scales.type):

@@ -5,29 +5,44 @@ or for the whole matrix. The size of a tile is no part of the file: it follows f
 which other programs round to 8 bits too, are left out: here activations keep their bits.
 
 mlx-lm's modes mxfp8 and nvfp4 are such tensors, too, with a scale for 32 or 16 columns of a row. Their files call
-numbers U32 and scales U8.
+numbers U32 and scales U8. NVFP4 of compressed-tensors and of NVIDIA's modelopt has two numbers in each byte, a scale of
+8 bits for 16 columns, and one for the whole matrix, by which scales of the former are divided, and those of the latter
+multiplied.
+
+Sources: https://github.com/vllm-project/compressed-tensors (compressors/nvfp4) and NVIDIA's Model Optimizer, for the
+names and the meaning of scales.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
 import numpy.typing as npt
 
-from mlxr.compiler.artifact import SCALED_FLOATS
 from mlxr.runtime.weights.element_types import F4_E2M1, ElementType
 from mlxr.runtime.weights.stored_tensor import StoredTensor
 
-_SCALED = ("F8_E4M3", "F8_E5M2", "F4_E2M1")
+_MLX_MODES = {256: ("F8_E4M3", "F8_E8M0"), 64: (F4_E2M1, "F8_E4M3")}
+"""mxfp8 and nvfp4, by the bits of the numbers that share a scale: types of numbers and scales."""
+_SCALED = ("F8_E4M3", "F8_E5M2", F4_E2M1)
 _SCALES = ("_scale_inv", "_scale")
 """Endings after the name of the numbers. Both are factors, whatever the first one is called."""
-_OF_ACTIVATIONS = ("activation_scale", "input_scale", "k_scale", "v_scale", "q_scale", "output_scale")
+_PAIRS = ElementType(F4_E2M1, 2, 1)
+_OF_ACTIVATIONS = (
+    "activation_scale",
+    "input_scale",
+    "input_global_scale",
+    "k_scale",
+    "v_scale",
+    "q_scale",
+    "output_scale",
+)
 
 
 def with_scales(tensors: Mapping[str, StoredTensor]) -> Mapping[str, StoredTensor]:
     """The tensors without scales: each is a part of the tensor whose numbers it multiplies."""
-    tensors = _with_mlx_modes(tensors)
+    tensors = _with_nvfp4(_with_mlx_modes(tensors))
     scaled = [name for name, tensor in tensors.items() if tensor.type in _SCALED]
     if not scaled:
         return tensors
@@ -49,10 +64,10 @@ def _with_mlx_modes(tensors: Mapping[str, StoredTensor]) -> Mapping[str, StoredT
         numbers = tensors.get(name.removesuffix(".scales") + ".weight")
         if scales.type != "U8" or numbers is None or numbers.type != "U32" or not scales.num_elements:
             continue
-        kinds = SCALED_FLOATS.get(numbers.size_bytes * 8 // scales.num_elements)
+        kinds = _MLX_MODES.get(numbers.size_bytes * 8 // scales.num_elements)
         if kinds is None or name.removesuffix("scales") + "biases" in tensors:
             continue
-        kind, scale = (ElementType(each, 2 if each == F4_E2M1 else 1, 1) for each in kinds)
+        kind, scale = (_PAIRS if each == F4_E2M1 else ElementType(each, 1, 1) for each in kinds)
         columns = numbers.shape[-1] * 4 * kind.block_elements // kind.block_bytes
         named = dict(tensors) if named is None else named
         named[numbers.name] = replace(numbers, element_type=kind, shape=(*numbers.shape[:-1], columns))
@@ -61,9 +76,35 @@ def _with_mlx_modes(tensors: Mapping[str, StoredTensor]) -> Mapping[str, StoredT
     return tensors if named is None else named
 
 
+def _with_nvfp4(tensors: Mapping[str, StoredTensor]) -> Mapping[str, StoredTensor]:
+    """The tensors, with numbers of NVFP4 as pairs in bytes, and their scales with what these are multiplied by."""
+    named: dict[str, StoredTensor] | None = None
+    for name, numbers in tensors.items():
+        stem = name.removesuffix("_packed")
+        scales = tensors.get(f"{stem}_scale") if stem.endswith(".weight") and numbers.type == "U8" else None
+        if scales is None or scales.type != "F8_E4M3" or numbers.num_elements != 8 * scales.num_elements:
+            continue
+        named = dict(tensors) if named is None else named
+        whole, divisor = (named.pop(f"{stem}_{ending}", None) for ending in ("scale_2", "global_scale"))
+        if divisor is not None:
+            whole = Divisor(**vars(divisor))
+        shape = *numbers.shape[:-1], 2 * numbers.shape[-1]
+        named.pop(name)
+        named[stem] = replace(numbers, name=stem, element_type=_PAIRS, shape=shape)
+        named[scales.name] = replace(scales, scales=whole)
+    return tensors if named is None else named
+
+
+@dataclass(frozen=True)
+class Divisor(StoredTensor):
+    """A scale by which numbers are divided."""
+
+
 def has_tiles(tensor: StoredTensor, scales: StoredTensor) -> bool:
     """Whether there are tiles of rows and columns with exactly so many scales."""
     if not scales.element_type.is_float or (scales.type in _SCALED and tensor.type != F4_E2M1):
+        return False
+    if scales.scales is not None and (scales.scales.num_elements != 1 or not scales.scales.element_type.is_float):
         return False
     if scales.num_elements == 1:
         return True

@@ -20,7 +20,15 @@ class StoredTensor:
     offset: int
     """Where its bytes begin in `file`."""
     scales: "StoredTensor | None" = None
-    """Factors of its numbers, one for each tile of rows and columns: see scaled_tensors.py; None for none."""
+    """Factors of its numbers, one for each tile of rows and columns: see scaled_tensors.py; None for none.
+
+    They may have scales, too.
+    """
+
+    @property
+    def stored(self) -> "tuple[StoredTensor, ...]":
+        """All that the file has of it: itself, and its scales."""
+        return (self, *(self.scales.stored if self.scales is not None else ()))
 
     @property
     def type(self) -> str:

@@ -18,7 +18,7 @@ from mlxr.compiler.errors import WeightsError
 from mlxr.runtime.weights.decode_planes import decode_planes
 from mlxr.runtime.weights.element_types import decode
 from mlxr.runtime.weights.packed_integers import MadePlane
-from mlxr.runtime.weights.scaled_tensors import tile_factors
+from mlxr.runtime.weights.scaled_tensors import Divisor, tile_factors
 from mlxr.runtime.weights.stored_tensor import StoredTensor
 
 Bytes = npt.NDArray[np.uint8]
@@ -211,6 +211,9 @@ class TensorRows:
             tensor = self.pieces[span.piece][0]
             assert tensor.scales is not None, "the pieces of a tensor have the same planes"
             scales = decode(self.source.rows(tensor.scales).reshape(1, -1), tensor.scales.element_type)
+            if (whole := tensor.scales.scales) is not None:
+                factor = decode(self.source.rows(whole).reshape(1, -1), whole.element_type)
+                scales = scales / factor if isinstance(whole, Divisor) else scales * factor
             rows = self._file_rows(span)
             places = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
             found.append(tile_factors(tensor, np.asarray(scales, np.float32), places, self._whole_blocks()))

@@ -32,7 +32,7 @@ def weights_digest(file: WeightFile) -> str:
     digest = blake2b(digest_size=16)
     by_file: dict[Path, list[StoredTensor]] = {}
     for tensor in file.tensors.values():
-        for plane in filter(None, (tensor, tensor.scales)):
+        for plane in tensor.stored:
             by_file.setdefault(plane.file, []).append(plane)
     for path, tensors in by_file.items():
         try:

@@ -1,4 +1,4 @@
-"""Folders whose weights are floats of 8 bits with scales, as DeepSeek, MiniMax, Qwen and others publish them."""
+"""Folders whose weights are floats of 8 or 4 bits with scales, as DeepSeek, MiniMax, Qwen and others publish them."""
 
 import json
 from pathlib import Path
@@ -13,6 +13,8 @@ from mlx_lm.utils import load_model
 
 from mlxr.compiler.errors import SpecError, WeightsError
 from mlxr.loading.imported_model import import_model
+from mlxr.runtime.weights.open_weights import open_weights
+from mlxr.runtime.weights.weights_digest import weights_digest
 from mlxr_tests.family_models import Config, build_model, config_of
 from mlxr_tests.family_oracle import EXACT, logits_of, mlx_lm_logits, prompts, relative_error
 from mlxr_tests.few import few
@@ -48,6 +50,41 @@ FORMS = {
 }
 
 
+FOUR: Config = {"num_bits": 4, "type": "float", "group_size": 16, "strategy": "tensor_group"}
+FLOATS_OF_4 = {
+    "packed": Form(
+        "minimax_m2",
+        (1, 16),
+        "_packed",
+        {
+            "quant_method": "compressed-tensors",
+            "format": "nvfp4-pack-quantized",
+            "config_groups": {"group_0": {"weights": FOUR, "input_activations": FOUR | {"dynamic": "local"}}},
+        },
+    ),
+    "modelopt": Form("qwen2", (1, 16), "", {"quant_method": "modelopt", "quant_algo": "NVFP4"}),
+}
+"""NVFP4 of llm-compressor, whose scales are divided by one, and NVIDIA's, whose scales are multiplied."""
+FORMS |= FLOATS_OF_4
+FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+
+
+def four_bits(name: str, matrix: mx.array, form: Form) -> tuple[Arrays, mx.array]:
+    """A matrix as files have it, and the numbers that they mean, which bf16 holds: its own scale is a power of 2."""
+    chance, (rows, columns) = np.random.default_rng(matrix.shape[1]), matrix.shape
+    codes = chance.integers(0, 16, (rows, columns), dtype=np.uint8)
+    scales = mx.to_fp8(mx.array(chance.uniform(1, 40, (rows, columns // 16)).astype(np.float32)))
+    whole, is_packed, stem = 2.0**-11, form.ending == "_packed", name.removesuffix(".weight")
+    files = {
+        f"{name}{form.ending}": mx.array(codes[:, ::2] | codes[:, 1::2] << 4),
+        f"{name}_scale": scales,
+        f"{name}_global_scale" if is_packed else f"{name}_scale_2": mx.array([1 / whole if is_packed else whole]),
+        f"{stem}.input_global_scale" if is_packed else f"{stem}.input_scale": mx.array([0.5]),
+    }
+    spread = np.repeat(np.array(mx.from_fp8(scales, dtype=mx.float32)), 16, 1)
+    return files, mx.array(FP4[codes] * spread * np.float32(whole))
+
+
 def eight_bits(name: str, matrix: mx.array, form: Form) -> tuple[Arrays, mx.array]:
     """A matrix as files have it, and the numbers that they mean, which bf16 holds: scales are powers of 2."""
     (tall, wide), (rows, columns) = form.tile, matrix.shape
@@ -69,6 +106,7 @@ def published(form: Form, folder: Path) -> Any:
     """
     config = config_of(form.case)
     config |= {key: value for key, value in WIDE.items() if key in config}
+    config |= {"intermediate_size": 160} if form in FLOATS_OF_4.values() else {}
     model = build_model(config)
     tensors: Arrays = {}
     numbers: Arrays = {}
@@ -81,7 +119,8 @@ def published(form: Form, folder: Path) -> Any:
                 tensors[own] = matrix.astype(mx.bfloat16)
                 numbers[own] = tensors[own].astype(mx.float32)
             else:
-                files, numbers[own] = eight_bits(own, matrix, form)
+                quantised = four_bits if form in FLOATS_OF_4.values() else eight_bits
+                files, numbers[own] = quantised(own, matrix, form)
                 tensors |= files
     save(folder, tensors)
     (folder / "config.json").write_text(json.dumps(config | {"quantization_config": form.settings}))
@@ -91,7 +130,7 @@ def published(form: Form, folder: Path) -> Any:
 
 
 def save(folder: Path, tensors: Arrays) -> None:
-    """Saves tensors; bytes become F8_E4M3, for which MLX has no type."""
+    """Saves tensors; bytes become F8_E4M3, for which MLX has no type, but for pairs of numbers."""
     folder.mkdir(exist_ok=True)
     path = folder / "model.safetensors"
     mx.save_safetensors(str(path), tensors)
@@ -99,8 +138,9 @@ def save(folder: Path, tensors: Arrays) -> None:
     size = int.from_bytes(raw[:8], "little")
     header = json.loads(raw[8 : 8 + size])
     header.pop("__metadata__", None)
-    for entry in header.values():
-        if entry["dtype"] == "U8":
+    for name, entry in header.items():
+        is_pairs = name.endswith("_packed") or f"{name}_scale_2" in header
+        if entry["dtype"] == "U8" and not is_pairs:
             entry["dtype"] = "F8_E4M3"
     text = json.dumps(header).encode()
     path.write_bytes(len(text).to_bytes(8, "little") + text + raw[8 + size :])
@@ -109,7 +149,10 @@ def save(folder: Path, tensors: Arrays) -> None:
 ON_HOSTS = [(form, host) for form in FORMS for host in ("reference", "cpu", "sim")]
 
 
-@pytest.mark.parametrize(("form", "host"), few(ON_HOSTS, [case for case in ON_HOSTS[::4] if case[1] != "sim"]))
+SHORT = [*(case for case in ON_HOSTS[::4] if case[1] != "sim"), ("packed", "reference")]
+
+
+@pytest.mark.parametrize(("form", "host"), few(ON_HOSTS, SHORT))
 def test_logits_are_those_of_the_numbers(form: str, host: str, tmp_path: Path) -> None:
     model = published(FORMS[form], tmp_path)
     tokens = prompts(model.args.vocab_size)
@@ -172,6 +215,17 @@ def test_two_ranks_of_modes_of_mlx_lm(mode: str, tmp_path: Path) -> None:
     check_split(tmp_path, tokens, mlx_lm_logits(model, tokens), TOLERANCE)
 
 
+def test_a_scale_of_scales_is_a_part_of_the_digest(tmp_path: Path) -> None:
+    published(FORMS["modelopt"], tmp_path)
+    path = tmp_path / "model.safetensors"
+    before, raw = weights_digest(open_weights(path)), bytearray(path.read_bytes())
+    size = 8 + int.from_bytes(raw[:8], "little")
+    place = next(entry for name, entry in json.loads(raw[8:size]).items() if name.endswith("weight_scale_2"))
+    raw[size + place["data_offsets"][0]] ^= 1
+    path.write_bytes(raw)
+    assert weights_digest(open_weights(path)) != before
+
+
 def test_scales_that_do_not_fit(tmp_path: Path) -> None:
     model = published(FORMS["rows"]._replace(tile=(24, 24)), tmp_path)
     with pytest.raises(WeightsError, match=r"numbers \[.*\] F8_E4M3 and scales \[8, 8\] F32: no tiles of rows"):
@@ -187,7 +241,18 @@ def test_scales_that_do_not_fit(tmp_path: Path) -> None:
             "format": "float-quantized",
             "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "int"}}},
         },
-        {"quant_method": "modelopt", "quant_algo": "NVFP4"},
+        {"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"},
+        {
+            "quant_method": "compressed-tensors",
+            "format": "nvfp4-pack-quantized",
+            "config_groups": {"group_0": {"weights": FOUR | {"group_size": 32}}},
+        },
+        {"quant_method": "compressed-tensors", "format": "float-quantized", "transform_config": {"config_groups": {}}},
+        {
+            "quant_method": "compressed-tensors",
+            "format": "mixed-precision",
+            "config_groups": {"group_0": ROWS | {"format": "int-quantized"}},
+        },
         {"quant_method": "fp8", "fmt": "e5m2fnuz"},
         {"quant_method": "fp8", "weight_block_size": [96, 128]},
     ],

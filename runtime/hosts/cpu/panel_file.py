@@ -200,9 +200,7 @@ def whole_pages(size_bytes: int) -> int:
 
 def _changed_ns(weights: WeightFile) -> str:
     """When the weight files were last changed, hashed: their names do not matter."""
-    files = dict.fromkeys(
-        plane.file for tensor in weights.tensors.values() for plane in (tensor, tensor.scales) if plane
-    )
+    files = dict.fromkeys(plane.file for tensor in weights.tensors.values() for plane in tensor.stored)
     times = [file.stat().st_mtime_ns for file in files]
     return hashlib.sha256(repr(times).encode()).hexdigest()[:16]
 
