@@ -37,7 +37,7 @@ def test_they_are_those_of_the_steps_at_load(monkeypatch: pytest.MonkeyPatch) ->
     use_card(monkeypatch, artifact, card)
     card.record(monkeypatch)
 
-    def recorded(launches: Sequence[object], _: list[object]) -> SimpleNamespace:
+    def recorded(launches: Sequence[object], *_: object) -> SimpleNamespace:
         found = dict.fromkeys(launch.product for launch in launches if isinstance(launch, ProductLaunch))
         new.append([product for product in found if product not in seen])
         seen.update(found)
