@@ -80,11 +80,11 @@ def _has_small_floats(method: object, settings: Mapping[str, Any]) -> bool:
     if not isinstance(method, str) or method not in _SMALL_FLOATS:
         return False
     groups = settings.get("config_groups")
-    groups = list(groups.values()) if isinstance(groups, dict) else []
-    if settings.get("format") == "mixed-precision" and {group.get("format") for group in groups} - {*_NAMED_FLOATS}:
-        return False
-    weights = [group.get("weights") for group in groups]
+    listed: list[Any] = list(groups.values()) if isinstance(groups, dict) else []
+    weights: list[Any] = [group.get("weights") if isinstance(group, dict) else None for group in listed]
     if not all(isinstance(w, dict) and _is_small_float(w) for w in weights):
+        return False
+    if settings.get("format") == "mixed-precision" and any(g.get("format") not in _NAMED_FLOATS for g in listed):
         return False
     tiles = [settings.get("weight_block_size"), *(each.get("block_structure") for each in weights)]
     known = all(tile is None or (isinstance(tile, list) and all(size in _TILES for size in tile)) for tile in tiles)

@@ -1,7 +1,8 @@
 """Finds out what a path to weights is, and opens it.
 
-A path may be a .safetensors file, a safetensors index, a .gguf file (or one of several that are one model), or a folder
-with one of these, as Hugging Face has it. Pickled checkpoints are refused, because reading one runs code from it.
+A path may be a .safetensors file, a safetensors index, a .gguf file, or a folder with one of these, as Hugging Face has
+it. A file may be one of several that are one model. Pickled checkpoints are refused, because reading one runs code from
+it.
 """
 
 from pathlib import Path
@@ -9,8 +10,7 @@ from pathlib import Path
 from mlxr.compiler.artifact import file_keys, foreign_file
 from mlxr.compiler.errors import WeightsError
 from mlxr.runtime.weights.gguf_parts import only_model, read_gguf_model
-from mlxr.runtime.weights.safetensors_header import read_safetensors_header
-from mlxr.runtime.weights.safetensors_index import read_safetensors_index
+from mlxr.runtime.weights.safetensors_index import numbered_model, read_safetensors, read_safetensors_index
 from mlxr.runtime.weights.usual_names import with_usual_names
 from mlxr.runtime.weights.weight_file import WeightFile
 
@@ -35,7 +35,7 @@ def open_weights(path: str | Path) -> WeightFile:
         tensors, beside = with_usual_names(header.tensors, path, "gguf")
         return WeightFile(path, "gguf", tensors, header.metadata, beside)
     if suffix == ".safetensors" or path.name.endswith(".index.json"):
-        read = read_safetensors_header if suffix == ".safetensors" else read_safetensors_index
+        read = read_safetensors if suffix == ".safetensors" else read_safetensors_index
         tensors, beside = with_usual_names(read(path), path, "safetensors")
         return WeightFile(path, "safetensors", tensors, beside=beside)
     raise WeightsError(
@@ -67,7 +67,7 @@ def _find_in_folder(folder: Path) -> Path:
             return folder / name
     for suffix in (".safetensors", ".gguf"):
         matching = [file for file in files if file.suffix.lower() == suffix]
-        if suffix == ".gguf" and (file := only_model(matching)):
+        if file := (only_model if suffix == ".gguf" else numbered_model)(matching):
             return file
         if len(matching) == 1:
             return matching[0]

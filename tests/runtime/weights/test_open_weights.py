@@ -131,6 +131,28 @@ def _folder_of_two(folder):
     return folder
 
 
+def _shards(folder, numbers, count, name="m"):
+    for number in numbers:
+        path = folder / f"{name}-{number:05d}-of-{count:05d}.safetensors"
+        save_file({f"t{number}": np.full(2, number, np.float32)}, path)
+    return folder
+
+
+def test_shards_need_no_index(tmp_path):
+    """Their names say how many there are; each of them means the model, as a part of a GGUF model does."""
+    _shards(tmp_path, (1, 2, 3), 3)
+    for path in (tmp_path, tmp_path / "m-00001-of-00003.safetensors", tmp_path / "m-00003-of-00003.safetensors"):
+        file = open_weights(path)
+        assert [file.read(name).tolist() for name in ("t1", "t2", "t3")] == [[1, 1], [2, 2], [3, 3]]
+    alone = _shards(tmp_path, (1,), 1, "other") / "other-00001-of-00001.safetensors"
+    assert set(open_weights(alone).tensors) == {"t1"}
+
+
+def _twice(folder):
+    shutil.copy(_shards(folder, (1,), 2) / "m-00001-of-00002.safetensors", folder / "m-00002-of-00002.safetensors")
+    return folder
+
+
 def _pickle_folder(folder):
     (folder / "pytorch_model.bin").write_bytes(b"x")
     return folder
@@ -155,6 +177,10 @@ def _named(name):
         (lambda folder: folder / "none.gguf", "no such file or folder"),
         (lambda folder: folder, "holds no weights; expected model.safetensors"),
         (_folder_of_two, "holds 2 .safetensors files and no model.safetensors.index.json; name the one.*a.safetensors"),
+        (lambda folder: _shards(folder, (1, 3), 3), "m-00002-of-00003.safetensors is missing, one of its model's 3"),
+        (lambda folder: _shards(folder, (2,), 2), "m-00001-of-00002.safetensors is missing, one of its model's 2"),
+        (lambda folder: _shards(_shards(folder, (1,), 2), (1,), 2, "n"), "holds 2 .safetensors files and no model"),
+        (_twice, "holds tensor 't1', which m-00001-of-00002.safetensors has, too"),
         (_pickle_folder, "pytorch_model.bin: refused: a .bin file is a pickle.*convert it to safetensors"),
         (_fifo, "not a regular file"),
         (_named("m.pt"), "refused: a .pt file is a pickle"),
