@@ -124,7 +124,7 @@ def pytest_collection_finish() -> None:
     """Has garbage collections look only at what tests make, and less often: they took a tenth of the time."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(10_000)
+    gc.set_threshold(50_000)
     gc.enable()
 
 

@@ -30,7 +30,7 @@ def template(tmp_path: Path) -> Path:
 
 
 def chat(template: Path, *extra: str) -> list[str]:
-    options = ["--host", "reference", "--temperature", "0", "--template", str(template)]
+    options = ["--host", "cpu", "--temperature", "0", "--template", str(template)]
     return ["chat", "storyteller", *options, *extra]
 
 
@@ -227,7 +227,7 @@ class Terminal:
 
 
 def test_a_conversation_on_a_terminal(template: Path) -> None:
-    terminal = Terminal(chat(template, "--context", "256", "--max-tokens", "100"))
+    terminal = Terminal(chat(template, "--host", "reference", "--context", "256", "--max-tokens", "100"))
     try:
         assert "storyteller on host reference; /help lists the commands" in terminal.wait_for("> ")
         terminal.type(f"{PROMPT}\n")

@@ -121,7 +121,7 @@ def test_the_prompt_may_come_from_standard_input(
 
 
 def test_sampling_options_reach_the_sampler(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["run", "storyteller", "--host", "reference", "--prompt", "The", "--max-tokens", "4", "--json"]
+    arguments = ["run", "storyteller", "--host", "cpu", "--prompt", "The", "--max-tokens", "4", "--json"]
     texts = []
     for extra in (
         ["--temperature", "5", "--seed", "1"],

@@ -31,7 +31,8 @@ def labels(pair):
     return {pair.plan.first.kernel(name).label for name in pair.host.launches}
 
 
-@pytest.mark.parametrize("sizes", few(SIZES, ["heads"]))
+@pytest.mark.long  # the next tests have several heads, others the usual sizes
+@pytest.mark.parametrize("sizes", SIZES)
 def test_sizes(sizes):
     generate(HostPair(compiled(family_spec("latent"), SIZES[sizes])))
 

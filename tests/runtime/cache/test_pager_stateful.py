@@ -209,7 +209,7 @@ class ContiguousMachine(PagerMachine):
 
 
 _SETTINGS = settings(
-    max_examples=examples(50, 25),
+    max_examples=examples(50, 15),
     stateful_step_count=40,
     deadline=None,
     database=None,
@@ -219,4 +219,4 @@ _SETTINGS = settings(
 TestPager = PagerMachine.TestCase
 TestPager.settings = _SETTINGS
 TestContiguousPager = ContiguousMachine.TestCase
-TestContiguousPager.settings = settings(_SETTINGS, max_examples=examples(40, 20))
+TestContiguousPager.settings = settings(_SETTINGS, max_examples=examples(40, 12))

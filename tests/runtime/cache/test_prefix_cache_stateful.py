@@ -248,7 +248,7 @@ class ContiguousMachine(PrefixCacheMachine):
 
 TestPrefixCache = PrefixCacheMachine.TestCase
 TestPrefixCache.settings = settings(
-    max_examples=examples(60, 30),
+    max_examples=examples(60, 20),
     stateful_step_count=40,
     deadline=None,
     database=None,
@@ -256,4 +256,4 @@ TestPrefixCache.settings = settings(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 TestContiguous = ContiguousMachine.TestCase
-TestContiguous.settings = settings(TestPrefixCache.settings, max_examples=examples(50, 25))
+TestContiguous.settings = settings(TestPrefixCache.settings, max_examples=examples(50, 16))

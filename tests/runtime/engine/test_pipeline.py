@@ -98,7 +98,8 @@ class Engine:
     """A host with an arena and a pager of its own."""
 
     def __init__(self, host_class: type[LoggingHost], **cache: Any) -> None:
-        spec = small_spec(cache={"dtype": "f32", "block_size": 4, "max_sequences": 3} | cache, prefill_chunk=16)
+        cache = {"dtype": "f32", "block_size": 4, "max_sequences": 3} | cache
+        spec = small_spec(model__num_layers=1, cache=cache, prefill_chunk=16)
         artifact = compiled(spec)
         self.arena = Arena(artifact.plan.arena)
         self.host = host_class(artifact, random_weights(artifact.plan), self.arena)

@@ -29,7 +29,7 @@ print(os.environ == before)
 """
 
 _RECORD = '''
-"""Host toy: runs the program of an existing target, as `sim` does."""
+"""Host toy: runs what an existing host runs."""
 
 from mlxr.runtime.hosts.entry import HostEntry
 
@@ -45,11 +45,11 @@ HOST = HostEntry(name="toy", summary="a toy", target="metal", load=_load, cached
 _HOST = '''
 """The toy host."""
 
-from mlxr.runtime.hosts.sim.host import SimHost
+from mlxr.runtime.hosts.reference.host import ReferenceHost
 
 
-class ToyHost(SimHost):
-    """Runs the Metal program, and counts its steps."""
+class ToyHost(ReferenceHost):
+    """Runs the source graph, and counts its steps."""
 
     name = "toy"
 

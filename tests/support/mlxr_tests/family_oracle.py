@@ -20,7 +20,7 @@ from mlxr.runtime.weights.open_weights import open_weights
 
 Floats = npt.NDArray[np.floating[Any]]
 LENGTHS = (21, 14)
-STEPS = [(9, 4), (5, 1), *[(1, 1)] * 7, (0, 2)]
+STEPS = [(9, 4), (5, 1), *[(1, 1)] * 4, (3, 2), (0, 3)]
 """Tokens of each sequence in each step: two prompts, a chunk beside one token, decode, and one last chunk."""
 EXACT = ImportOptions(max_sequences=2, compute="exact", activation_dtype="f32", cache_dtype="f32")
 

@@ -146,11 +146,11 @@ def answers(hashes: HashEngine) -> None:
     model: Any = HashModel(hashes)
     with EngineThread(lambda: model) as engine:
         wrong = 0
+        # Each prompt is the call's number i, and its only sample.
+        states = {"has_state": hashes.pager.states is not None}
+        alone = [answer_alone(p, sampling, 0, CONTEXT, on_device=hashes.host.pipelines, **states) for p in prompts]
         for _ in range(2):
             completions = engine.generate_all(prompts, sampling)
-            # Each prompt is the call's number i, and its only sample.
-            states = {"has_state": hashes.pager.states is not None}
-            alone = [answer_alone(p, sampling, 0, CONTEXT, on_device=hashes.host.pipelines, **states) for p in prompts]
             wrong += sum(c.token_ids != a for c, a in zip(completions, alone, strict=True))
         stats = engine.stats()
     model.host.close()

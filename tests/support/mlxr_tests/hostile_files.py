@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from mlxr.compiler.errors import MlxrError
 from mlxr_tests.few import examples
 
-CASES = int(os.environ.get("MLXR_FUZZ_CASES") or examples(800, 400))
+CASES = int(os.environ.get("MLXR_FUZZ_CASES") or examples(800, 200))
 """Number of cases of all tests that use these files; `make fuzz` takes 100,000."""
 SECONDS = 2.0
 BYTES = 1 << 30
