@@ -34,7 +34,7 @@ def _listed(items: Sequence[object], last: str) -> str:
 _SUPPORTED = (
     f"mlx-lm's affine ({_listed(AFFINE_BITS, 'or')} bits, groups of {_listed(AFFINE_GROUPS, 'or')}) and "
     f"{', '.join(mode for mode in _MODES if mode != 'affine')}, Hugging Face's mxfp4, fp8 and nvfp4, "
-    "and pack-quantized integers"
+    "AWQ (gemm) and GPTQ (without desc_act), and pack-quantized integers"
 )
 _NAMED_FLOATS = ("float-quantized", "naive-quantized", "nvfp4-pack-quantized")
 _SMALL_FLOATS: dict[str, dict[str, tuple[object, ...]]] = {
@@ -62,7 +62,8 @@ def check_quantisation(facts: Facts) -> None:
         if not isinstance(settings, dict):
             raise facts.refuse(key, settings, "a section")
         method = settings.get("quant_method", "mlx" if {"bits", "group_size"} <= settings.keys() else None)
-        supported = method in ("mlx", "mxfp4") or _has_small_floats(method, settings) or bool(_integers(settings))
+        supported = method in ("mlx", "mxfp4") or _has_small_floats(method, settings)
+        supported = supported or bool(_integers(settings)) or _is_turned(method, settings)
         if not supported:
             raise SpecError(
                 f"{facts.source}: {key}: quantised by {show(method)}, which is not supported; supported: {_SUPPORTED}. "
@@ -94,6 +95,17 @@ def _has_small_floats(method: object, settings: Mapping[str, Any]) -> bool:
 def _is_small_float(weights: Mapping[str, Any]) -> bool:
     kind = weights.get("num_bits"), weights.get("type")
     return kind == (8, "float") or (*kind, weights.get("group_size")) == (4, "float", 16)
+
+
+def _is_turned(method: object, settings: Mapping[str, Any]) -> bool:
+    """Whether there are AWQ's or GPTQ's integers in the usual order, the same ones in all layers."""
+    if method == "awq":
+        usual = str(settings.get("version", "gemm")).lower() == "gemm" and settings.get("zero_point", True) is True
+        return usual and settings.get("bits") == 4
+    if method != "gptq" or settings.get("desc_act") is not False or settings.get("dynamic"):
+        return False
+    forms = settings.get("checkpoint_format", "gptq"), settings.get("is_marlin_format", False)
+    return forms == ("gptq", False) and settings.get("bits") in (2, 4, 8)
 
 
 class _Integers(NamedTuple):

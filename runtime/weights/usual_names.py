@@ -9,6 +9,7 @@ from mlxr.compiler.errors import WeightsError
 from mlxr.runtime.weights.packed_integers import with_integers
 from mlxr.runtime.weights.scaled_tensors import with_scales
 from mlxr.runtime.weights.stored_tensor import StoredTensor, quoted
+from mlxr.runtime.weights.turned_integers import with_turned
 
 _PREFIX = "model."
 Tensors = Mapping[str, StoredTensor]
@@ -43,7 +44,7 @@ def with_usual_names(
         text[new] = tensor
     if "embed_tokens.weight" in text and not any(name.startswith(_PREFIX) for name in text):
         text = {name if name.startswith("lm_head.") else _PREFIX + name: tensor for name, tensor in text.items()}
-    return with_integers(with_scales(_renamed(text))), {part: tuple(held) for part, held in beside.items()}
+    return with_turned(with_integers(with_scales(_renamed(text)))), {part: tuple(held) for part, held in beside.items()}
 
 
 def _renamed(tensors: Tensors) -> Tensors:
