@@ -129,7 +129,7 @@ def _use(card: _Card) -> None:
     def launched(*, output_shapes: Any, output_dtypes: Any, **_: Any) -> list[mx.array]:
         return [mx.zeros(shape, dtype) for shape, dtype in zip(output_shapes, output_dtypes, strict=True)]
 
-    def graph(launches: Sequence[Any], kept: object) -> SimpleNamespace:
+    def graph(launches: Sequence[Any], kept: object, _: int = 0) -> SimpleNamespace:
         own = SimpleNamespace(kept=kept, upload=lambda stream: None)
         own.launch = lambda stream, end: card.launch(launches)
         return own

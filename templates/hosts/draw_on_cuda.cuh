@@ -7,7 +7,8 @@
 //   4. the token where `uniform`, a part of the sum of these, falls
 //
 // Weights are added as whole numbers, so a token depends neither on the order of additions nor on other rows. A cluster of
-// threadgroups has a row; each of them has a range of it, in segments of 128. Weights take the place of the row's logits.
+// threadgroups has a row; each of them has a range of it, in segments of 128. Where 2. or 3. are asked for, weights take the place of
+// the row's logits.
 //   logits, numbers, batch, chosen   as mlxr_choose has them
 //   asked                            [MOST_STEPS, rows, 8] u32 of the machine: uniform, temperature, min_p, top_p (f32), top_k, and whether
 //                                    the row takes its greatest logit
@@ -32,7 +33,7 @@ enum { LOOK, SUM, CHANGE };
 struct mlxr_draw_shared {
   mlxr_u64 sums[MLXR_MOST_SEGMENTS], of_warp[MLXR_WARPS][1 + MLXR_SHARES], given[2][1 + MLXR_SHARES], all[1 + MLXR_SHARES];
   mlxr_u64 list[MLXR_LISTED];
-  mlxr_u32 found, listed;
+  mlxr_u32 found, listed, asked[NUM_ASKED];
   bool is_last;
 };
 
@@ -70,19 +71,12 @@ __device__ __forceinline__ void mlxr_await_launch_before() {
 }
 #endif
 
-// The sum of a warp's numbers of up to 63 bits.
+// The sum of a warp's numbers of up to 63 bits; cards before Ampere have no such sums.
 __device__ __forceinline__ mlxr_u64 mlxr_warp_sum(mlxr_u64 value) {
-#if defined(MLXR_EMULATED) || __CUDA_ARCH__ >= 800
   const mlxr_u32 third = (1u << 22) - 1;
   const mlxr_u64 low = __reduce_add_sync(0xffffffffu, (mlxr_u32)value & third);
   const mlxr_u64 middle = __reduce_add_sync(0xffffffffu, (mlxr_u32)(value >> 22) & third);
   return low + (middle << 22) + ((mlxr_u64)__reduce_add_sync(0xffffffffu, (mlxr_u32)(value >> 44)) << 44);
-#else
-  for (mlxr_u32 distance = 16; distance; distance /= 2) {
-    value += __shfl_xor_sync(0xffffffffu, value, distance);
-  }
-  return value;
-#endif
 }
 __device__ __forceinline__ mlxr_u64 mlxr_warp_max(mlxr_u64 value) {
   for (mlxr_u32 distance = 16; distance; distance /= 2) {
@@ -99,7 +93,7 @@ __device__ __forceinline__ mlxr_u64 mlxr_whole(float weight) { return (mlxr_u64)
 struct mlxr_range {
   mlxr_draw_shared& shared;
   float* row;
-  mlxr_u32 begin, end, segments, thread, lane, warp, rank, size, turn;
+  mlxr_u32 begin, end, segments, thread, lane, warp, rank, size, turn, is_changed;
 
   // Calls `work` with the index of a thread's four numbers and themselves, in each segment in turn. SUM puts the sum of what it gives
   // for a segment into `shared.sums`, and CHANGE also writes the numbers back.
@@ -131,7 +125,7 @@ struct mlxr_range {
         if (what == LOOK) {
           continue;
         }
-        if (what == CHANGE) {
+        if (what == CHANGE && is_changed) {
           if (is_aligned && first + 4 <= end) {
             *reinterpret_cast<float4*>(row + first) = float4{x[at][0], x[at][1], x[at][2], x[at][3]};
           } else {
@@ -418,16 +412,12 @@ extern "C" __global__ void __launch_bounds__(MLXR_DRAW_THREADS) mlxr_draw(
   const mlxr_u32 thread = threadIdx.x, width = numbers[WIDTH], most = numbers[MOST_STEPS];
   mlxr_u32* const state = batch + numbers[STATE_AT];
   const mlxr_u32 step = state[STEP] % most;
-  const mlxr_u32* const own = asked + (step * rows + row) * NUM_ASKED;
+  const mlxr_u32 own = thread < NUM_ASKED ? asked[(step * rows + row) * NUM_ASKED + thread] : 0;  // it comes from far away
   const mlxr_u32 each_range = ((width + size - 1) / size + MLXR_SEGMENT - 1) / MLXR_SEGMENT * MLXR_SEGMENT;
   const mlxr_u32 begin = rank * each_range < width ? rank * each_range : width;
   const mlxr_u32 end = begin + each_range < width ? begin + each_range : width;
   mlxr_range range = {shared,      logits + (mlxr_u64)row * width, begin, end, (end - begin + MLXR_SEGMENT - 1) / MLXR_SEGMENT, thread,
-                      thread % 32, thread / 32,                    rank,  size, 0};
-  const float uniform = __uint_as_float(own[UNIFORM]), temperature = __uint_as_float(own[TEMPERATURE]);
-  const float min_p = __uint_as_float(own[MIN_P]), top_p = __uint_as_float(own[TOP_P]);
-  const mlxr_u32 top_k = own[TOP_K], is_greedy = own[IS_GREEDY];
-
+                      thread % 32, thread / 32,                    rank,  size, 0,   0};
   // A logit's order and its index in one word: of equal logits the first one is the greatest, NaN greater than any.
   mlxr_u64 greatest_word[1] = {0};
   range.each<LOOK>([&](mlxr_u32 first, float* x) {
@@ -439,24 +429,34 @@ extern "C" __global__ void __launch_bounds__(MLXR_DRAW_THREADS) mlxr_draw(
     }
     return (mlxr_u64)0;
   });
+  if (thread < NUM_ASKED) {
+    shared.asked[thread] = own;
+  }
   range.join<false>(greatest_word);
+  const float uniform = __uint_as_float(shared.asked[UNIFORM]), temperature = __uint_as_float(shared.asked[TEMPERATURE]);
+  const float min_p = __uint_as_float(shared.asked[MIN_P]), top_p = __uint_as_float(shared.asked[TOP_P]);
+  const mlxr_u32 top_k = shared.asked[TOP_K], is_greedy = shared.asked[IS_GREEDY];
   const mlxr_u32 order = greatest_word[0] >> 32;
   const mlxr_u32 greatest_bits = order == 0xffffffffu ? 0x7fc00000u : order & 0x80000000u ? order ^ 0x80000000u : ~order;
   const float greatest = __uint_as_float(greatest_bits);
   mlxr_u32 token = ~(mlxr_u32)greatest_word[0];
   bool is_here = rank == 0;  // whether this range says which token it is
   if (!is_greedy && (greatest_bits & 0x7f800000u) != 0x7f800000u) {
-    const auto whole = [](mlxr_u32, float x) { return mlxr_whole(x); };
+    const mlxr_u32 is_asked = (top_k != 0 && top_k < width) | (top_p < 1.0f) << 1;
+    range.is_changed = is_asked;  // else logits stay
+    const auto weight_of = [=](float x) {
+      const float weight = expf((x - greatest) / temperature);
+      return weight >= min_p ? weight : 0.0f;
+    };
+    const auto whole = [=](mlxr_u32, float x) { return mlxr_whole(is_asked ? x : weight_of(x)); };
     range.each<CHANGE>([&](mlxr_u32 first, float* x) {
       mlxr_u64 sum = 0;
       for (mlxr_u32 i = 0; i < 4; ++i) {
-        const float weight = expf((x[i] - greatest) / temperature);
-        x[i] = weight >= min_p && first + i < end ? weight : 0.0f;
+        x[i] = first + i < end ? weight_of(x[i]) : 0.0f;
         sum += mlxr_whole(x[i]);
       }
       return sum;
     });
-    const mlxr_u32 is_asked = (top_k != 0 && top_k < width) | (top_p < 1.0f) << 1;
 #pragma unroll 1
     for (mlxr_u32 is_mass = 0; is_mass < 2; ++is_mass) {
       if (is_asked >> is_mass & 1) {

@@ -14,7 +14,7 @@ from mlxr.runtime.hosts.cuda.recorded_calls import Call, Operand
 
 DRAW = "mlxr_draw"
 _THREADS = 512
-_HOPPER = 90
+_AMPERE, _HOPPER = 80, 90
 _MOST_GROUPS, _MOST_OF_ROW = 1024, 8
 _OF_GROUP, _OF_ROW = 2560 * 128, 1 << 19
 """The longest part of a row that a threadgroup takes, and the longest row whose weights have a sum of 63 bits."""
@@ -34,7 +34,7 @@ def draw_call(operands: Sequence[Operand], rows: int, *, waits: bool) -> Call:
 
 def cluster_of(rows: int) -> int:
     """How many threadgroups have a row together; cards before Hopper have no clusters."""
-    if int(architecture().removeprefix("sm_").rstrip("a")) < _HOPPER:
+    if _generation() < _HOPPER:
         return 1
     size = _MOST_OF_ROW
     while size > 1 and size * rows > _MOST_GROUPS:
@@ -43,8 +43,12 @@ def cluster_of(rows: int) -> int:
 
 
 def can_draw(rows: int, width: int) -> bool:
-    """Whether there is room for what it notes of rows with so many logits."""
-    return width <= min(_OF_GROUP * cluster_of(rows), _OF_ROW)
+    """Whether this card can, and there is room for what the kernel notes of rows with so many logits."""
+    return _generation() >= _AMPERE and width <= min(_OF_GROUP * cluster_of(rows), _OF_ROW)
+
+
+def _generation() -> int:
+    return int(architecture().removeprefix("sm_").rstrip("a"))
 
 
 @functools.cache

@@ -33,13 +33,19 @@ OPTIONS = [
 
 @pytest.mark.parametrize(
     ("architecture", "rows", "size", "longest"),
-    [("sm_90a", 1, 8, 1 << 19), ("sm_120a", 200, 4, 1 << 19), ("sm_90a", 2000, 1, 327680), ("sm_89", 1, 1, 327680)],
+    [
+        ("sm_90a", 1, 8, 1 << 19),
+        ("sm_120a", 200, 4, 1 << 19),
+        ("sm_90a", 2000, 1, 327680),
+        ("sm_89", 1, 1, 327680),
+        ("sm_75", 1, 1, 0),
+    ],
 )
 def test_threadgroups_of_a_row(
     architecture: str, rows: int, size: int, longest: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(drawing, "architecture", lambda: architecture)
-    assert cluster_of(rows) == size and can_draw(rows, longest) and not can_draw(rows, longest + 1)
+    assert cluster_of(rows) == size and can_draw(rows, longest) == bool(longest) and not can_draw(rows, longest + 1)
 
 
 @pytest.fixture(scope="module")
