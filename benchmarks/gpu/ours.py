@@ -170,7 +170,7 @@ class Ours:
         """At least so many steps, as far as there are as many, to the end of a launch; how many."""
         assert self._generation is not None, "it has been started"
         done = 0
-        while done < steps and (events := self._generation.next_launch()):
+        while done < steps and (events := [*self._generation.next_launch()]):
             done += len(events) // self._row.batch
         self._left -= done
         return done

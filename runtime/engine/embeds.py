@@ -1,7 +1,6 @@
 """The part of a model that makes vectors of texts, and ranks by them."""
 
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Sequence
 from weakref import WeakSet
 
@@ -10,11 +9,11 @@ import numpy.typing as npt
 
 from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.errors import RequestError
-from mlxr.runtime.engine.completion import Event
 from mlxr.runtime.engine.core import EngineCore
 from mlxr.runtime.engine.default_pooling import default_pooling, dense_modules
 from mlxr.runtime.engine.dense_modules import Dense, through
 from mlxr.runtime.engine.generation import Generation
+from mlxr.runtime.engine.listeners import Inbox
 from mlxr.runtime.engine.make_requests import TERMS, Terms
 from mlxr.runtime.engine.pool import Pooling, check_dimensions, finished
 from mlxr.runtime.engine.prompts import Prompt, list_of
@@ -86,7 +85,7 @@ class Embeds(ABC):
         self._check_open()
         dense = self.dense_modules() if pooling is None else ()
         check_dimensions(dimensions, self.embedding_width(pooling))
-        events: deque[Event | BaseException] = deque()
+        events = Inbox()
         requests = self.make_requests(
             list_of(prompts), Sampling(), events.append, pooling=pooling or self.default_pooling()
         )

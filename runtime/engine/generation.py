@@ -5,13 +5,13 @@ generations of one model, each iterated in turn, share the steps.
 """
 
 import time
-from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from mlxr.compiler.errors import RequestError
 from mlxr.runtime.engine.completion import Completion, Event
 from mlxr.runtime.engine.core import EngineCore
+from mlxr.runtime.engine.listeners import Inbox
 from mlxr.runtime.engine.request import Request
 
 
@@ -28,7 +28,7 @@ class Generation(Iterator[Event]):
         first_tokens: tokens that came by the steps of `prefill_seconds`: a launch may be of several steps.
     """
 
-    def __init__(self, core: EngineCore, requests: Sequence[Request], events: deque[Event | BaseException]) -> None:
+    def __init__(self, core: EngineCore, requests: Sequence[Request], events: Inbox) -> None:
         """See `Model.start`.
 
         Args:
@@ -38,6 +38,7 @@ class Generation(Iterator[Event]):
         """
         self._core: EngineCore | None = core
         self._requests, self._events = list(requests), events
+        self._begun: Iterator[Event] = iter(())  # of what was told together
         self._has_begun = self._lost_its_model = False
         self._is_reading = True  # a prompt was not complete when the newest step began
         self.completions = [request.answer.completion for request in requests]
@@ -60,30 +61,32 @@ class Generation(Iterator[Event]):
         if self._lost_its_model:
             raise RequestError("the model was closed before the answer ended: ask before its `with` block ends")
         try:
-            while not self._events:
-                self._step()
-            event = self._events.popleft()
-            if isinstance(event, BaseException):
-                raise event
+            while (event := next(self._begun, None)) is None:
+                while not self._events:
+                    self._step()
+                news = self._events.popleft()
+                if isinstance(news, BaseException):
+                    raise news
+                if isinstance(news, Event):
+                    return news
+                self._begun = iter(news)
         except BaseException:
             self.close()
             raise
         return event
 
-    def next_launch(self) -> list[Event]:
+    def next_launch(self) -> Iterator[Event]:
         """The next tokens up to the end of a launch, which gives those of all its steps at once; none: it has ended.
 
         Raises:
             MlxrError: a request failed; the generation has ended.
         """
-        events, more = [*islice(self, 1)], self._events
-        if {*map(type, more)} <= {Event}:  # of each launch but one that fails
-            events.extend(more)  # type: ignore[arg-type]  # they have just been looked at
-            more.clear()
-            return events
-        while not isinstance(more[0], BaseException):
-            events.append(more.popleft())  # type: ignore[arg-type]  # likewise
-        return [*events, next(self)]
+        yield from islice(self, 1)
+        while True:
+            yield from self._begun
+            if not self._events:
+                return
+            yield next(self)
 
     def _step(self) -> None:
         if self._core is None:
@@ -120,6 +123,7 @@ class Generation(Iterator[Event]):
         """Ends the generation and frees its sequences."""
         core, self._core = self._core, None
         self._events.clear()
+        self._begun = iter(())
         if core is not None and self._has_begun:
             for request in self._requests:
                 core.drop(request)
@@ -129,6 +133,7 @@ class Generation(Iterator[Event]):
 
         Tokens that have not been taken yet are lost.
         """
-        is_over = self._core is None or (all(request.answer.is_done for request in self._requests) and not self._events)
+        has_events = bool(self._events) or next(self._begun, None) is not None
+        is_over = self._core is None or (all(request.answer.is_done for request in self._requests) and not has_events)
         self._lost_its_model = not is_over
         self.close()

@@ -21,8 +21,7 @@ class ListenerOfSeveral(Protocol):
         """Takes events that end no answer, in their order."""
 
 
-class Inbox(deque[Event | BaseException]):
+class Inbox(deque[Event | Sequence[Event] | BaseException]):
     """Events that wait to be taken. To be told is one call of C: Ctrl-C comes before it or after it."""
 
-    __call__ = deque.append
-    tell_all = deque.extend
+    __call__ = tell_all = deque.append

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlxr.runtime.engine.answer_text import AnswerText
-from mlxr.runtime.engine.completion import Completion, Event, events_of
+from mlxr.runtime.engine.completion import Completion, EventsTogether
 from mlxr.runtime.engine.listeners import ListenerOfSeveral
 from mlxr.runtime.engine.request import Answer, Request, take_back, take_tokens
 from mlxr.runtime.engine.step import Decode, Step
@@ -98,15 +98,14 @@ class Together:
             texts, joined, decoders = _texts_of(columns, of_each, flat)
         except Exception:  # one by one, each fails its own request alone
             return []
-        events = events_of(columns.marks, flat, texts, time)
+        events = EventsTogether(columns.marks, flat, texts, time)
         before, told = [completion.text for completion in columns.completions], 0
         try:
             take_tokens(columns.answers, columns.completions, of_each, joined)
             for place, (_, after) in decoders.items():
                 columns.texts[place].go_on(after)
-            is_one = len(columns.listeners) == 1
             for listener, places in columns.listeners:
-                own = events if is_one else _of_places(events, places, len(columns.rows))
+                own = events.of(places)
                 told += 1  # whoever is interrupted now was told
                 try:
                     listener.tell_all(own)
@@ -217,10 +216,3 @@ def _joined(texts: Sequence[str | None], width: int) -> list[str] | None:
         return ["".join(texts[place::width]) for place in range(width)]  # type: ignore[arg-type]
     except TypeError:
         return None
-
-
-def _of_places(events: Sequence[Event], places: Sequence[int], width: int) -> Sequence[Event]:
-    """Those of some requests, step by step."""
-    if len(places) == 1:
-        return events[places[0] :: width]
-    return [events[first + place] for first in range(0, len(events), width) for place in places]

@@ -254,7 +254,7 @@ class _Running:
         begun, start, used = self._launched(), time.perf_counter(), time.thread_time()
         generation = self._model.start(self._decoding, max_tokens=most, ignore_eos=True)
         while waiting:
-            first += (events := generation.next_launch())
+            first += (events := [*generation.next_launch()])
             waiting.difference_update(event.index for event in events)
         if any(event.finish_reason for event in first):  # nothing is left to time but what has begun with the prompts
             count, taken = _steps(first), time.perf_counter() - start
@@ -264,13 +264,15 @@ class _Running:
         tokens, is_over = 0, False
         while len(seconds) < steps and not is_over:
             used -= time.thread_time()
-            events = generation.next_launch()
-            used += time.thread_time()  # without that of what is counted here
-            now = time.perf_counter()
-            count = _steps(events)
+            counts = list[int]()
+            for event in generation.next_launch():  # a reader does not take less
+                counts.append(event.index)
+                is_over = is_over or event.finish_reason is not None
+            used += time.thread_time()
+            now, count = time.perf_counter(), max(Counter(counts).values(), default=0)
             seconds += [(now - start) / count] * count
-            tokens += len(events)
-            start, is_over = now, any(event.finish_reason for event in events)
+            tokens += len(counts)
+            start = now
         # Perhaps nothing was launched meanwhile: with what the prompts began with.
         is_none = launched == self._launched() or (is_over and host.most_steps > 1)
         launches = self._of_step(begun if is_none else launched)

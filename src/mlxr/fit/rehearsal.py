@@ -9,7 +9,6 @@ import json
 import statistics
 import sys
 import time
-from collections import deque
 from pathlib import Path
 
 import numpy as np
@@ -21,9 +20,9 @@ from mlxr.fit.empty_weights import EmptyWeights
 from mlxr.fit.rehearsed_experts import rehearse_experts
 from mlxr.loading import make_model
 from mlxr.runtime.cache.pager import Pager
-from mlxr.runtime.engine.completion import Event
 from mlxr.runtime.engine.core import EngineCore
 from mlxr.runtime.engine.generation import Generation
+from mlxr.runtime.engine.listeners import Inbox
 from mlxr.runtime.engine.make_requests import TERMS, RequestMaker
 from mlxr.runtime.engine.model_tokenizer import ModelTokenizer
 from mlxr.runtime.engine.sampling import Sampling
@@ -71,7 +70,7 @@ def rehearse(artifact: Artifact, tokenizer: Tokenizer | None, context: int, thre
 
 def _times(core: EngineCore, maker: RequestMaker, prompt: list[int]) -> tuple[float, list[float]]:
     """Seconds to the first token, and of each step after that."""
-    events: deque[Event | BaseException] = deque()
+    events = Inbox()
     begun = time.perf_counter()
     sampling = Sampling(max_tokens=_STEPS, ignore_eos=True)
     generation = Generation(core, maker.make(0, prompt, sampling, events.append, core.clock(), TERMS), events)

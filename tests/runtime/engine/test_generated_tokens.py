@@ -12,7 +12,7 @@ import pytest
 import mlxr
 from mlxr.runtime.engine import together
 from mlxr.runtime.engine.answer_text import AnswerText
-from mlxr.runtime.engine.completion import Event
+from mlxr.runtime.engine.completion import Event, EventsTogether
 from mlxr.runtime.engine.listeners import Inbox
 from mlxr.runtime.engine.make_requests import Terms
 from mlxr.runtime.engine.model_tokenizer import ModelTokenizer
@@ -39,6 +39,15 @@ def test_only_tokens_of_answers_count_as_generated(pipelines: bool) -> None:
         engine.run()
         got = len(request.answer.completion.token_ids) + len(other.tokens)
         assert engine.core.stats().generated_tokens - before == got
+
+
+def events_in(inbox: Inbox) -> list[Event]:
+    """Those that an inbox has, whether they were told one by one or together."""
+    events = list[Event]()
+    for news in inbox:
+        assert not isinstance(news, BaseException)
+        events += [news] if isinstance(news, Event) else news
+    return events
 
 
 @pytest.mark.parametrize("options", [{}, {"stop_tokens": (410,)}, {"stop": ("zzz",)}, {"max_tokens": 9}])
@@ -69,7 +78,7 @@ def test_tokens_that_are_given_together_give_the_events_of_single_ones(options: 
                         break
                 if not rows:
                     giver.forget()
-            assert [asdict(event) for event in inbox] == [asdict(event) for event in told for _ in several]
+            assert [asdict(event) for event in events_in(inbox)] == [asdict(event) for event in told for _ in several]
             left = one.text.flush()
             for request in several:
                 assert one.answer.tokens == request.answer.tokens
@@ -207,9 +216,9 @@ def test_the_requests_of_one_listener_get_their_tokens_step_by_step() -> None:
         object.__setattr__(request, "index", index)
         engine.core.add(request)
     engine.run()
-    first, second = ([e.token_id for e in inbox if isinstance(e, Event) and e.index == i] for i in (0, 1))
+    first, second = ([event.token_id for event in events_in(inbox) if event.index == i] for i in (0, 1))
     assert [first, second, len(other.tokens)] == [alone[0].tokens, alone[1].tokens[:length], 40]
-    order = [event.index for event in inbox if isinstance(event, Event)]
+    order = [event.index for event in events_in(inbox)]
     assert order == [0, 1] * length + [0] * (40 - length), "one step after the other"
 
 
@@ -234,7 +243,7 @@ def test_a_character_that_begins_beside_anothers_stop_token_goes_on_in_the_next_
         assert second.answer.completion == one.answer.completion and one.answer.completion.text == "aaaab\ufffdaa"
 
 
-@pytest.mark.parametrize("place", ["take_tokens", "_of_places", "tell_all"])
+@pytest.mark.parametrize("place", ["take_tokens", "of", "tell_all"])
 def test_an_interruption_of_tokens_that_are_given_together_loses_none(
     place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -258,7 +267,8 @@ def test_an_interruption_of_tokens_that_are_given_together_loses_none(
     if place == "tell_all":
         again[0].tell_all = interrupted(tell)  # type: ignore[method-assign]
     else:
-        monkeypatch.setattr(together, place, interrupted(getattr(together, place)))
+        owner: Any = EventsTogether if place == "of" else together
+        monkeypatch.setattr(owner, place, interrupted(getattr(owner, place)))
     with pytest.raises(KeyboardInterrupt):
         engine.run()
     engine.run()

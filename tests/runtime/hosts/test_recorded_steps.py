@@ -299,6 +299,6 @@ def test_bench_counts_no_token_for_free(monkeypatch: pytest.MonkeyPatch, context
         assert decoded.tokens == batch * len(decoded.steps)
         assert decoded.cpu_seconds == 0.25 * len(decoded.steps)
         generation = model.start([[5], [6]][:batch], max_tokens=20, ignore_eos=True)
-        first = len(generation.next_launch())
+        first = len([*generation.next_launch()])
         generation.finish()
         assert generation.first_tokens == first > batch, "`mlxr run --stats` counts none of them as decoded"
