@@ -220,6 +220,22 @@ def test_the_requests_of_one_listener_get_their_tokens_step_by_step() -> None:
     assert [first, second, len(other.tokens)] == [alone[0].tokens, alone[1].tokens[:length], 40]
     order = [event.index for event in events_in(inbox)]
     assert order == [0, 1] * length + [0] * (40 - length), "one step after the other"
+    assert any(isinstance(news, EventsTogether) and len(news) > 2 for news in inbox), "whose events were not made"
+
+
+def test_events_that_are_told_together_can_be_taken_in_any_order() -> None:
+    texts = [f"{i}" for i in range(6)]
+    told = EventsTogether([(7, 2), (8, 0), (9, 1)], [*range(6)], texts, 1.5)
+    events = [Event(7 + i % 3, i, texts[i], cached_tokens=(2, 0, 1)[i % 3], time=1.5) for i in range(6)]
+    for own, places in (
+        (told, (0, 1, 2)),
+        (told.of([0, 2]), (0, 2)),
+        (told.of([1]), (1,)),
+        (told.of([0, 1, 2]), (0, 1, 2)),
+    ):
+        expected = [asdict(event) for i, event in enumerate(events) if i % 3 in places]
+        assert [asdict(event) for event in own] == expected and len(own) == len(expected)
+        assert asdict(own[-1]) == expected[-1] and [asdict(event) for event in own[1:]] == expected[1:]
 
 
 def test_a_character_that_begins_beside_anothers_stop_token_goes_on_in_the_next_launch() -> None:
