@@ -9,7 +9,7 @@ import numpy as np
 from mlxr.compiler.artifact import of_group
 from mlxr.runtime.cache.equal_growth import Slots
 from mlxr.runtime.cache.pager import Evicted, Pager
-from mlxr.runtime.hosts.batch import Batch, BatchRequest, DecodeRequests, slots_of_steps
+from mlxr.runtime.hosts.batch import Batch, Requests, slots_of_steps
 from mlxr.runtime.hosts.host import Host, Logits
 from mlxr.runtime.hosts.likeliest import Asked, Grown, MoreSteps
 
@@ -20,7 +20,7 @@ SaveEvicted = Callable[[Sequence[Evicted]], None]
 def launch_step(
     host: Host,
     pager: Pager,
-    requests: Sequence[BatchRequest] | DecodeRequests,
+    requests: Requests,
     tokens: mx.array | None = None,
     save: SaveEvicted | None = None,
     tops: int = 0,
@@ -48,7 +48,7 @@ def launch_step(
 def batch_to_launch(
     host: Host,
     pager: Pager,
-    requests: Sequence[BatchRequest] | DecodeRequests,
+    requests: Requests,
     tokens: mx.array | None = None,
     save: SaveEvicted | None = None,
     tops: int = 0,
@@ -60,7 +60,7 @@ def batch_to_launch(
     Raises:
         ArenaFullError: the arena cannot hold all requests; nothing has been appended.
     """
-    batch = Batch.build(requests, pager, host.plan.query_tile, tokens, steps)
+    batch = host.batch_of(requests, pager, tokens, steps)
     if tops:
         batch = replace(batch, tops=tops)
     if adapters is not None:

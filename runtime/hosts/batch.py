@@ -59,6 +59,10 @@ class DecodeRequests(NamedTuple):
     starts: list[int]
 
 
+Requests = Sequence[BatchRequest] | DecodeRequests
+"""The parts of a step."""
+
+
 class BlocksOfGroup(NamedTuple):
     """Where a group of layers after the first has the tokens of a step."""
 
@@ -75,6 +79,13 @@ class AdapterRows(NamedTuple):
     """[tokens], its slot; -1: none"""
     scales: npt.NDArray[np.float32]
     """[tokens], by what it is multiplied"""
+
+
+class PackedArrays(NamedTuple):
+    """Arrays that lie in one, in the order in which kernels' arguments are named, with gaps."""
+
+    numbers: Int32Array
+    places: dict[str, slice]
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,6 +129,8 @@ class Batch:
     slots_of_steps: tuple[Int32Array, ...] = ()
     """Of several decode steps, each of which takes the tokens that are chosen in the one before: by group the slots in
     each of them, [steps, seqs]. All else is that of the first. Empty: it is one step."""
+    packed: PackedArrays | None = None
+    """All that the host reads of it, if it is one that the host itself has made."""
 
     def __post_init__(self) -> None:
         """Freezes the arrays too."""
@@ -128,7 +141,7 @@ class Batch:
     @classmethod
     def build(
         cls,
-        requests: Sequence[BatchRequest] | DecodeRequests,
+        requests: Requests,
         pager: Pager,
         query_tile: int,
         tokens: mx.array | None = None,
@@ -159,13 +172,13 @@ class Batch:
             return batch
         if isinstance(requests, DecodeRequests):
             requests = [BatchRequest(i, [token], start) for i, token, start in zip(*requests, strict=True)]
-        _check(requests, pager)
+        check_requests(requests, pager)
         seq_ids, ids, first, rows, undo, second = zip(*requests, strict=True)
         counts = list(map(len, ids))
         assert tokens is None or (tokens.shape == (sum(counts),) and tokens.dtype == mx.int32), "[tokens], int32"
         assert steps == 1 or max(counts) == 1, "several steps have one token of each sequence"
         if tokens is None:
-            numbers = _token_ids(requests)
+            numbers = token_ids_of(requests)
         pager.grow_all([(seq_id, count + steps - 1) for seq_id, count in zip(seq_ids, counts, strict=True)])
 
         starts = np.array(first, np.int32)
@@ -335,7 +348,13 @@ def _as_decode(requests: Sequence[BatchRequest]) -> DecodeRequests | None:
     return DecodeRequests(list(seq_ids), [token for (token,) in ids], list(starts))
 
 
-def _check(requests: Sequence[BatchRequest], pager: Pager) -> None:
+def check_requests(requests: Sequence[BatchRequest], pager: Pager) -> None:
+    """Refuses requests that are no step.
+
+    Raises:
+        RequestError: see `Batch.build`.
+        ArenaError: unknown sequence.
+    """
     if not requests:
         raise RequestError("a batch has no requests, expected at least one")
     seen: set[int] = set()
@@ -354,8 +373,12 @@ def _check(requests: Sequence[BatchRequest], pager: Pager) -> None:
         seen.add(seq_id)
 
 
-def _token_ids(requests: Sequence[BatchRequest]) -> Int32Array:
-    """The token ids of all requests, joined."""
+def token_ids_of(requests: Sequence[BatchRequest]) -> Int32Array:
+    """The token ids of all requests, joined.
+
+    Raises:
+        RequestError: one is beyond int32.
+    """
     try:
         return _int32s(request.tokens for request in requests)
     except struct.error:

@@ -21,7 +21,8 @@ from mlxr.runtime.arrays.likeliest import likeliest
 from mlxr.runtime.arrays.mlx_arrays import start_computing
 from mlxr.runtime.cache import arena_blocks
 from mlxr.runtime.cache.arena import Arena
-from mlxr.runtime.hosts.batch import Batch, Int32Array
+from mlxr.runtime.cache.pager import Pager
+from mlxr.runtime.hosts.batch import Batch, Int32Array, Requests
 from mlxr.runtime.hosts.exchange import Exchange
 from mlxr.runtime.hosts.handover import ExpertsBeside
 from mlxr.runtime.hosts.likeliest import Asked, Likeliest, LikeliestOfSteps, MoreSteps
@@ -66,7 +67,6 @@ class Host(ABC):
     """Of how many steps `go_on` may be of which it gives the device only the first ones; 0: it gives all."""
     builds_late: bool = False
     """Whether the first step of each kind builds something. `warm_up` then runs such steps at load."""
-
     gathers_tops: bool = False
     """Whether it runs a part of a model, and exchanges only the greatest logits where `Batch.tops` allows it."""
     packs_weights: ClassVar[bool] = False
@@ -166,6 +166,10 @@ class Host(ABC):
         """What is free now of the memory that weights and arena will be in."""
         return MachineMemory().read()
 
+    def batch_of(self, requests: Requests, pager: Pager, tokens: mx.array | None = None, steps: int = 1) -> Batch:
+        """See `Batch.build`: a batch for the next step of this host."""
+        return Batch.build(requests, pager, self.plan.query_tile, tokens, steps)
+
     @abstractmethod
     def step(self, batch: Batch) -> Logits:
         """Runs one batch, whose token ids may be an `mx.array` that is still being computed.
@@ -192,20 +196,14 @@ class Host(ABC):
         return lambda tokens: self.step(batch.step(next(indices), tokens))
 
     def likeliest_of(self, logits: Logits) -> Likeliest | None:
-        """Starts to choose the likeliest token of each row of the last step's logits, as soon as these are there.
-
-        None: the host has no shorter way to do that than ops on the logits.
-        """
+        """Starts to choose the likeliest token of each row of the last step's logits; None: ops on them are as good."""
         return None
 
     def likeliest_of_steps(self, batch: Batch, asked: Asked | None = None) -> LikeliestOfSteps | None:
         """Starts a batch of decode steps, each of which takes the tokens that the one before has chosen.
 
-        None: nothing has been started, since the host has no shorter way to do that than `decode`.
-
-        Args:
-            batch: they.
-            asked: how their rows draw their tokens; None: all take the likeliest.
+        `asked` says how their rows draw their tokens; None: all take the likeliest. The result is None if nothing has
+        been started, since the host has no shorter way to do that than `decode`.
         """
         return None
 

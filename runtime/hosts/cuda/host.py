@@ -17,8 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from mlxr.compiler.artifact import PEERS, Artifact, Launch, Phase, Plan, layer_buffer
+from mlxr.runtime.arrays.mlx_arrays import start_computing
 from mlxr.runtime.cache.arena import Arena
-from mlxr.runtime.hosts.batch import Batch
+from mlxr.runtime.cache.pager import Pager
+from mlxr.runtime.hosts.batch import Batch, BatchRequest, Requests
 from mlxr.runtime.hosts.binding import BatchArrays, Dims, batch_dims, phase_of, shape_of
 from mlxr.runtime.hosts.cuda.activate_sums import activated
 from mlxr.runtime.hosts.cuda.build import build_cubins, cuda_source, pool_bytes
@@ -28,9 +30,11 @@ from mlxr.runtime.hosts.cuda.device import architecture, limit_cache
 from mlxr.runtime.hosts.cuda.device_array import filled_on_device, on_device, sent
 from mlxr.runtime.hosts.cuda.handover.card_handover import CardHandover
 from mlxr.runtime.hosts.cuda.kept_weights import KeptWeights
+from mlxr.runtime.hosts.cuda.packed import Packed
 from mlxr.runtime.hosts.cuda.parallel.peers import Peers
 from mlxr.runtime.hosts.cuda.prefill_steps import PrefillSteps
 from mlxr.runtime.hosts.cuda.products_ahead import begin_products
+from mlxr.runtime.hosts.cuda.prompt_batch import is_packed_at_once, prompt_batch
 from mlxr.runtime.hosts.cuda.recorded_memory import MOST_STEPS, recorded_bytes
 from mlxr.runtime.hosts.cuda.step_kernel import StepImages, build_steps
 from mlxr.runtime.hosts.cuda.step_kernels import StepKernels
@@ -79,6 +83,7 @@ class CudaHost(MlxHost):
         self._prefills = PrefillSteps(self, self._launches_of)
         own = (self._step_kernels, self._peers, self._launches_of, self._prefills.recorded)
         self._decodes = DecodeSteps(self, *own)
+        self._reads_all = self.plan.pads and is_packed_at_once(self._read["prefill"])
         self._tell_notes()
 
     @classmethod
@@ -186,6 +191,31 @@ class CudaHost(MlxHost):
 
         return run
 
+    def batch_of(self, requests: Requests, pager: Pager, tokens: mx.array | None = None, steps: int = 1) -> Batch:
+        """See `Host.batch_of`: that of one prompt is made at once as the card reads it."""
+        if self._packs and len(requests) == 1 and tokens is None and isinstance(request := requests[0], BatchRequest):
+            batch = prompt_batch(request, pager, self.plan, "context_lens" in self._read["prefill"])
+            if batch is not None:
+                return batch
+        return super().batch_of(requests, pager, tokens, steps)
+
+    @property
+    def _packs(self) -> bool:
+        """Whether batches of one prompt are packed as they are made."""
+        is_alone = self.launcher.exchange is None and self.launcher.handover is None
+        return is_alone and self._reads_all and not (self.has_types or self.has_adapters)
+
+    def step(self, batch: Batch) -> mx.array:
+        """See `MlxHost.step`."""
+        if batch.packed is None:
+            return super().step(batch)
+        phase, dims = self.program.phase(phase_of(self.plan, batch)), batch_dims(batch)
+        logits, self.arena.token = self._prefills.run(phase, dims, Packed(*batch.packed), {}, 0, traces=self._traces)
+        if not dims["rows"]:
+            with self.failures():
+                start_computing([self.arena.token])
+        return logits
+
     def likeliest_of(self, logits: Logits) -> Likeliest | None:
         """See `Host.likeliest_of`: of recorded prompts."""
         return self._prefills.recorded.likeliest_of(logits)
@@ -233,7 +263,7 @@ class CudaHost(MlxHost):
             ids = others[_TOKENS] if others else mx.array(arrays.pop(_TOKENS))
             slots = {name: array[None] for name, array in arrays.items() if name.partition(".")[0] == "slots"}
             return self._decodes.bind(phase, dims, arrays, slots, 1, tops)(ids)
-        return self._prefills.run(phase, dims, arrays, others, tops, traces=self._traces)
+        return self._prefills.run(phase, dims, Packed.of(arrays), others, tops, traces=self._traces)
 
     @property
     def recorded_steps(self) -> int:

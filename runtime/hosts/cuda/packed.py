@@ -39,7 +39,7 @@ class Packed:
     @classmethod
     def of(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> "Packed":
         """Packs int32 and uint32 arrays of any shape, in order."""
-        places, end = _places(tuple([(name, array.size) for name, array in arrays.items()]))
+        places, end = places_of(tuple([(name, array.size) for name, array in arrays.items()]))
         numbers = np.zeros(end, dtype=np.int32)
         for place, array in zip(places.values(), arrays.values(), strict=True):
             flat = array if array.ndim == 1 else array.reshape(-1)
@@ -271,8 +271,8 @@ class BoundInputs(NamedTuple):
 
 
 @lru_cache(1024)
-def _places(sizes: tuple[tuple[str, int], ...]) -> tuple[dict[str, slice], int]:
-    """The places of arrays by their sizes, and where they end."""
+def places_of(sizes: tuple[tuple[str, int], ...]) -> tuple[dict[str, slice], int]:
+    """The places of packed arrays by their names and sizes, and where they end."""
     places, end = dict[str, slice](), 0
     for name, size in sizes:
         places[name] = slice(end, end + size)

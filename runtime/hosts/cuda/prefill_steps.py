@@ -7,10 +7,8 @@ another size is neither: it may be the only one.
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
 
 import mlx.core as mx
-import numpy.typing as npt
 
 from mlxr.compiler.artifact import ARENA_TOKEN, Launch, Phase
 from mlxr.compiler.errors import HostError
@@ -65,7 +63,7 @@ class PrefillSteps:
         self,
         phase: Phase,
         dims: Dims,
-        arrays: Mapping[str, npt.NDArray[Any]],
+        packed: Packed,
         others: Mapping[str, mx.array],
         tops: int,
         *,
@@ -76,7 +74,7 @@ class PrefillSteps:
         Args:
             phase: the program's phase that runs it.
             dims: of the batch.
-            arrays: what the step reads of the batch.
+            packed: what the step reads of the batch.
             others: the same that is on the GPU already.
             tops: how many of the greatest logits are exchanged; 0: all.
             traces: whether it may be recorded or traced.
@@ -84,7 +82,7 @@ class PrefillSteps:
         Returns:
             See `MlxHost.launch_step`.
         """
-        packed, host = Packed.of(arrays), self._host
+        host = self._host
         places = (*(place.start for place in packed.places.values()), len(packed.numbers))
         if traces and not others and (step := self._recorded_step(phase, dims, packed, places)) is not None:
             if self.only_prepares:

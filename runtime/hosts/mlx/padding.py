@@ -24,7 +24,7 @@ def padded_batch(batch: Batch, plan: Plan) -> Batch:
     The number of tiles becomes the largest that any batch with so many tokens and sequences has. An added tile is
     (-1 - n, first token): the attention's result is 0 for these n tokens. Together, these are the tokens added.
     """
-    if not plan.pads or not isinstance(batch.tokens, np.ndarray):
+    if not plan.pads or batch.packed is not None or not isinstance(batch.tokens, np.ndarray):
         return batch
     count = batch.num_tokens
     size = plan.padded_tokens(count)
@@ -50,7 +50,12 @@ def table_columns(batch: Batch, most: int) -> int:
 
     They grow with the longest sequence and not with the model's context, because they are uploaded.
     """
-    return next(columns for columns in all_table_columns(most) if columns >= min(batch.block_tables.shape[1], most))
+    return columns_for(batch.block_tables.shape[1], most)
+
+
+def columns_for(used: int, most: int) -> int:
+    """The same for tables of which so many columns are used."""
+    return next(columns for columns in all_table_columns(most) if columns >= min(used, most))
 
 
 def all_table_columns(most: int) -> list[int]:

@@ -222,7 +222,8 @@ class HashHost:
         return carried
 
     chain, send, to_read_together = Host.chain, Host.send, Host.to_read_together
-    likeliest_of, likeliest_of_steps, steps_of = Host.likeliest_of, Host.likeliest_of_steps, Host.decode
+    batch_of, likeliest_of, likeliest_of_steps = Host.batch_of, Host.likeliest_of, Host.likeliest_of_steps
+    steps_of = Host.decode
 
     def decode(self, batch: Batch) -> Callable[[Any], Any]:
         run, breaks = self.steps_of(batch), False  # type: ignore[misc]  # it has all that this needs of a host
