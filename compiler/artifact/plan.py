@@ -11,6 +11,8 @@ from mlxr.compiler.formats.arena import ArenaGeometry
 from mlxr.compiler.spec.record import Record
 
 _SMALLEST_STEP = 8
+_MOST_STEPS = 24
+"""Of 32 tokens: 544 and 672 take 3 to 9 % less than 576 and 704 (bf16, H200)."""
 
 
 class Plan(Record):
@@ -136,5 +138,5 @@ def padded(tokens: int, padding: int, most: int) -> int:
         while size < min(tokens, padding):
             size *= 2
         return min(size, most)
-    step = max(padding, 1 << (tokens - 1).bit_length() - 4)
+    step = padding if tokens <= _MOST_STEPS * padding else max(padding, 1 << (tokens - 1).bit_length() - 4)
     return min(-(-tokens // step) * step, most)

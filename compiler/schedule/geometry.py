@@ -337,8 +337,8 @@ class ChunkSizes(SizeRecord):
     """The most prompt tokens of a step, if the spec leaves it open."""
     padding: int = size("chunk_padding", 0, least=0)
     """Hosts whose kernels MLX launches pad a step to one of a few numbers of tokens, so that they meet few shapes:
-    powers of two up to this size, then multiples of this size or of an eighth of the next lower power of two, whichever
-    is larger; 0: no padding."""
+    powers of two up to this size, then multiples of this size up to 24 times it, then of an eighth of the next lower
+    power of two, or of this size if that is larger; 0: no padding."""
     last_rows: int = size("chunk_last_rows", 0, one_of=(0, 1))
     """1: what follows the last attention is computed only where logits are wanted, which takes a few kernels more."""
 

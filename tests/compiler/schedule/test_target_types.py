@@ -89,7 +89,8 @@ def test_chips_before_m3_prefer_f16() -> None:
 def test_steps_of_prompts_have_few_sizes() -> None:
     sizes = sorted({padded(tokens, 32, 2048) for tokens in range(1, 2049)})
     assert sizes[:10] == [8, 16, 32, 64, 96, 128, 160, 192, 224, 256]
-    assert sizes[-1] == 2048 and len(sizes) == 34
+    assert sizes[-1] == 2048 and len(sizes) == 38
+    assert [padded(tokens, 32, 2048) for tokens in (512, 513, 641, 768, 769)] == [512, 544, 672, 768, 832]
     for tokens in range(1, 2049):
         size = padded(tokens, 32, 2048)
         assert tokens <= size <= max(2 * tokens, 8) and (tokens <= 256 or 8 * size < 9 * tokens + 8 * 8)
