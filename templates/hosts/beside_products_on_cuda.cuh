@@ -9,6 +9,7 @@
 //   columns, stride
 //   epsilon                  the bits of an f32
 //   is_layer                 whether the mean is subtracted
+//   counter                  [1] u32, which the product after it wants to be 0, or null
 // mlxr_finish_TYPE: a thread for each vector of results.
 //   sums                     [rows, columns], or [rows, 2 * columns] with the gates first
 //   bias                     as wide as sums, or null
@@ -280,7 +281,10 @@ __device__ void mlxr_finish(
 #define MLXR_BESIDE(NAME, T, N)                                                                                     \
   extern "C" __global__ void __launch_bounds__(256) mlxr_norm_##NAME(                                               \
       const T* x, const T* weight, const T* bias, T* out, mlxr_u64 columns, mlxr_u64 stride, mlxr_u64 epsilon,      \
-      mlxr_u64 is_layer) {                                                                                          \
+      mlxr_u64 is_layer, mlxr_u32* counter) {                                                                       \
+    if (counter && blockIdx.x == 0 && threadIdx.x == 0) {                                                           \
+      *counter = 0;                                                                                                 \
+    }                                                                                                               \
     const T* const own = x + blockIdx.x * stride;                                                                   \
     T* const result = out + blockIdx.x * columns;                                                                   \
     if (columns % N == 0 && stride % N == 0 && columns <= 512 * N) {                                                \

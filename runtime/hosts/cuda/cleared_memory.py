@@ -1,17 +1,19 @@
 """Memory that products want cleared, by kernels of a graph in place of nodes of the driver.
 
-Some of cuBLASLt's kernels share their work by counters, which the library has cleared before. In a graph that takes
-6 us between two kernels, where less than one passes else (H200), and the driver takes longer to start all of it.
+Some of cuBLASLt's kernels share their work by a counter, which the library has cleared before. In a graph that takes
+6 us between two kernels, where less than one passes else (H200), and the driver takes longer to start all of it. A norm
+before such a product clears the counter beside its own work; elsewhere a kernel does that alone.
 """
 
 import ctypes
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from mlxr.runtime.hosts.cuda.driver import call
 
 CLEAR = "mlxr_clear"
 """The kernel; see templates/hosts/recorded_on_cuda.cuh."""
-_MEMSET = 2  # CU_GRAPH_NODE_TYPE_MEMSET
+_KERNEL, _MEMSET = 0, 2  # CU_GRAPH_NODE_TYPE_KERNEL, _MEMSET
 _THREADS, _MOST_BLOCKS = 256, 128
 _WORD = 4
 
@@ -41,12 +43,24 @@ class _Memset(ctypes.Structure):
     )
 
 
-def clear_by_kernels(graph: _pointer, function: int) -> None:
+class Clearing(NamedTuple):
+    """What clears memory, as the driver launches it.
+
+    Attributes:
+        function: `CLEAR`.
+        norms: kernels whose last argument is the address of a word that they clear, or 0: how many arguments they have.
+    """
+
+    function: int
+    norms: Mapping[int, int]
+
+
+def clear_by_kernels(graph: _pointer, clearing: Clearing) -> None:
     """Replaces the nodes of a graph that clear whole words in a row; others stay.
 
     Args:
         graph: not instantiated yet.
-        function: `CLEAR`, as the driver launches it.
+        clearing: by what.
 
     Raises:
         HostError: the driver refuses.
@@ -62,9 +76,33 @@ def clear_by_kernels(graph: _pointer, function: int) -> None:
             continue
         before, after = _some("cuGraphNodeGetDependencies", node), _some("cuGraphNodeGetDependentNodes", node)
         call("cuGraphDestroyNode", node)
-        added = _add(graph, function, found.address, size // _WORD, before)
+        if len(before) == 1 and size == _WORD and _is_given(before[0], found.address, clearing.norms):
+            (added,) = before
+        else:
+            added = _add(graph, clearing.function, found.address, size // _WORD, before)
         for one in after:
             call("cuGraphAddDependencies", graph, ctypes.byref(added), ctypes.byref(one), ctypes.c_size_t(1))
+
+
+def _is_given(node: _pointer, address: int, norms: Mapping[int, int]) -> bool:
+    """Gives a kernel the word that it is to clear, if it can and has none yet; whether it was given."""
+    kind, found = ctypes.c_int(), KernelNode()
+    call("cuGraphNodeGetType", node, ctypes.byref(kind))
+    if kind.value != _KERNEL:
+        return False
+    call("cuGraphKernelNodeGetParams_v2", node, ctypes.byref(found))
+    count = norms.get(found.function or 0)
+    if count is None:
+        return False
+    places = (_pointer * count).from_address(found.arguments)
+    values = (ctypes.c_uint64 * count)(*(ctypes.c_uint64.from_address(place).value for place in places if place))
+    if values[-1]:
+        return False
+    values[-1], first = address, ctypes.addressof(values)
+    own = (_pointer * count)(*range(first, first + 8 * count, 8))
+    found.arguments = ctypes.addressof(own)
+    call("cuGraphKernelNodeSetParams_v2", node, ctypes.byref(found))
+    return True
 
 
 def _add(graph: _pointer, function: int, address: int, words: int, before: list[_pointer]) -> _pointer:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from mlxr.compiler.errors import HostError
-from mlxr.runtime.hosts.cuda.cleared_memory import KernelNode, clear_by_kernels
+from mlxr.runtime.hosts.cuda.cleared_memory import Clearing, KernelNode, clear_by_kernels
 from mlxr.runtime.hosts.cuda.driver import MOST_SHARED_BYTES, call, has, in_context, is_done
 from mlxr.runtime.hosts.cuda.matrix_library import ProductLaunch, matrix_library
 
@@ -158,13 +158,15 @@ _OVERLAPS = _Edge(1, 0, 1)  # CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC, CU_GRAPH_D
 class LaunchGraph:
     """Launches in order. Each begins when the one before has ended, or, if it waits by itself, somewhat earlier."""
 
-    def __init__(self, launches: Sequence[GraphLaunch | ProductLaunch], kept: list[Any], clear: int = 0) -> None:
+    def __init__(
+        self, launches: Sequence[GraphLaunch | ProductLaunch], kept: list[Any], clearing: Clearing | None = None
+    ) -> None:
         """Records them.
 
         Args:
             launches: in order.
             kept: what the addresses are of. It is kept until the graph is gone and its last launch has ended.
-            clear: the kernel that clears memory for products in place of the driver, see cleared_memory.py; 0: none.
+            clearing: what clears memory for products in place of the driver, see cleared_memory.py; None: nothing.
 
         Raises:
             HostError: the driver refuses.
@@ -172,7 +174,7 @@ class LaunchGraph:
         graph, self._ready, self._ends = _pointer(), _pointer(), list[Event]()
         with in_context():
             try:
-                _make(graph, launches, clear)
+                _make(graph, launches, clearing)
                 call("cuGraphInstantiateWithFlags", ctypes.byref(self._ready), graph, ctypes.c_ulonglong(0))
             finally:
                 if graph:
@@ -202,13 +204,13 @@ class LaunchGraph:
         call("cuGraphLaunch", self._ready, _pointer(stream))
 
 
-def _make(graph: _pointer, launches: Sequence[GraphLaunch | ProductLaunch], clear: int) -> None:
+def _make(graph: _pointer, launches: Sequence[GraphLaunch | ProductLaunch], clearing: Clearing | None) -> None:
     """Makes a graph: of kernels alone node by node, else of what a stream is given."""
     kernels = [launch for launch in launches if isinstance(launch, GraphLaunch)]
     if len(kernels) < len(launches):
         _capture(graph, launches)
-        if clear:
-            clear_by_kernels(graph, clear)
+        if clearing is not None:
+            clear_by_kernels(graph, clearing)
         return
     call("cuGraphCreate", ctypes.byref(graph), 0)
     node: _pointer | None = None

@@ -48,7 +48,7 @@ def product_calls(call: MatmulCall, launch: Launch, dims: Dims) -> list[Call | P
     calls, x = list[Call | ProductCall](), bound["x"]
     if call.norm is not None:
         numbers = (columns, stride, _bits(call.norm.eps), call.norm.kind == "layer")
-        operands: list[Operand] = [x, bound.get("norm", 0), bound.get("norm_bias", 0), NORMED, *map(int, numbers)]
+        operands: list[Operand] = [x, bound.get("norm", 0), bound.get("norm_bias", 0), NORMED, *map(int, numbers), 0]
         calls.append(_kernel(NORM, dtype, rows, operands))
         x = NORMED
     product = product_of(call, dims)

@@ -23,17 +23,16 @@ from mlxr.compiler.errors import HostError
 from mlxr.runtime.arrays.mlx_arrays import start_computing
 from mlxr.runtime.hosts.binding import Dims
 from mlxr.runtime.hosts.cuda.address_table import address_table
-from mlxr.runtime.hosts.cuda.cleared_memory import CLEAR
 from mlxr.runtime.hosts.cuda.device_array import on_device
-from mlxr.runtime.hosts.cuda.launch_graph import FUNCTIONS, Event, LaunchGraph
+from mlxr.runtime.hosts.cuda.launch_graph import Event, LaunchGraph
 from mlxr.runtime.hosts.cuda.mlx_stream import mlx_stream
 from mlxr.runtime.hosts.cuda.packed import Packed
 from mlxr.runtime.hosts.cuda.prompt_choice import ChosenOfPrompt, PromptChoice
-from mlxr.runtime.hosts.cuda.recorded_batch import fetch_logits, numbers_of_logits, recorded_image
+from mlxr.runtime.hosts.cuda.recorded_batch import fetch_logits, numbers_of_logits
 from mlxr.runtime.hosts.cuda.recorded_calls import NORMED, SUMS, WORKSPACE, arrays_of
 from mlxr.runtime.hosts.cuda.recorded_memory import Places, is_recorded, places_of_prompt, prompt_numbers
 from mlxr.runtime.hosts.cuda.recorded_products import beside_bytes, is_recordable
-from mlxr.runtime.hosts.cuda.recording import recording_of
+from mlxr.runtime.hosts.cuda.recording import clearing_of, recording_of
 from mlxr.runtime.hosts.cuda.sent_numbers import SentNumbers
 from mlxr.runtime.hosts.host import Logits
 from mlxr.runtime.hosts.mlx.bindable import bindable_shape
@@ -214,8 +213,8 @@ class RecordedPrompt:
         self._first = addresses["memory"]
         addresses |= {name: self._first + 4 * place.start for name, place in packed.places.items()}
         addresses |= {name: self._first + place for name, place in places.items() if name not in host.fixed}
-        clear = FUNCTIONS.of(CLEAR, recorded_image())
-        self._graph = LaunchGraph([call.launch(addresses) for call in calls], [*arrays.values()], clear)
+        launched = [call.launch(addresses) for call in calls]
+        self._graph = LaunchGraph(launched, [*arrays.values()], clearing_of(calls))
         first = places[logits] // 4
         size = max(8, prod(bindable_shape(self._shape)))
         self._logits = recorded.memory[first : first + size].view(mx.float32)

@@ -27,13 +27,12 @@ from mlxr.compiler.artifact import Phase
 from mlxr.runtime.arrays.mlx_arrays import start_computing
 from mlxr.runtime.hosts.binding import Dims
 from mlxr.runtime.hosts.cuda.address_table import address_table
-from mlxr.runtime.hosts.cuda.cleared_memory import CLEAR
 from mlxr.runtime.hosts.cuda.device_array import on_device
 from mlxr.runtime.hosts.cuda.drawing import draw_call
-from mlxr.runtime.hosts.cuda.launch_graph import FUNCTIONS, Event, LaunchGraph, overlap
+from mlxr.runtime.hosts.cuda.launch_graph import Event, LaunchGraph, overlap
 from mlxr.runtime.hosts.cuda.mlx_stream import mlx_stream
 from mlxr.runtime.hosts.cuda.packed import BoundInputs
-from mlxr.runtime.hosts.cuda.recorded_batch import MOST_LAUNCHES, RecordedBatch, choose_call, recorded_image
+from mlxr.runtime.hosts.cuda.recorded_batch import MOST_LAUNCHES, RecordedBatch, choose_call
 from mlxr.runtime.hosts.cuda.recorded_calls import Call, ProductCall, arrays_of
 from mlxr.runtime.hosts.cuda.recorded_memory import (
     Places,
@@ -43,7 +42,7 @@ from mlxr.runtime.hosts.cuda.recorded_memory import (
     result_bytes,
 )
 from mlxr.runtime.hosts.cuda.recorded_prompts import Launches, LaunchesOf, RecordedPrompts
-from mlxr.runtime.hosts.cuda.recording import recording_of
+from mlxr.runtime.hosts.cuda.recording import clearing_of, recording_of
 from mlxr.runtime.hosts.cuda.step_kernel import StepKernel
 from mlxr.runtime.hosts.likeliest import Asked
 from mlxr.runtime.hosts.mlx.bindable import bindable_shape
@@ -354,8 +353,7 @@ class RecordedStep:
 
     def _graph(self, calls: Sequence[Call | ProductCall]) -> LaunchGraph:
         launches = [call.launch(self._addresses) for call in calls]
-        clear = FUNCTIONS.of(CLEAR, recorded_image())
-        return LaunchGraph(launches, [*self._kept.values(), *self.batch.of_machine], clear)
+        return LaunchGraph(launches, [*self._kept.values(), *self.batch.of_machine], clearing_of(calls))
 
     def logits_of(self, tokens: mx.array, moving: mx.array, inputs: BoundInputs, token: mx.array) -> list[mx.array]:
         """Runs the step, whose tokens others choose.

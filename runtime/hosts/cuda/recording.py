@@ -6,9 +6,11 @@ from collections.abc import Sequence
 
 from mlxr.compiler.artifact import Launch, MatmulCall
 from mlxr.runtime.hosts.binding import Dims
-from mlxr.runtime.hosts.cuda.launch_graph import overlap
+from mlxr.runtime.hosts.cuda.cleared_memory import CLEAR, Clearing
+from mlxr.runtime.hosts.cuda.launch_graph import FUNCTIONS, overlap
+from mlxr.runtime.hosts.cuda.recorded_batch import recorded_image
 from mlxr.runtime.hosts.cuda.recorded_calls import Call, ProductCall
-from mlxr.runtime.hosts.cuda.recorded_products import product_calls
+from mlxr.runtime.hosts.cuda.recorded_products import NORM, product_calls
 from mlxr.runtime.hosts.mlx.host import MlxHost
 
 
@@ -39,3 +41,10 @@ def recording_of(
         calls.append(Call(entry.name, image, grid, entry.threads, operands, pool, overlap(), cluster))
         counts[launch.kernel] += 1
     return calls, counts
+
+
+def clearing_of(calls: Sequence[Call | ProductCall]) -> Clearing:
+    """What clears the memory that products among some calls want cleared."""
+    norms = [call for call in calls if isinstance(call, Call) and call.name.startswith(NORM)]
+    found = {FUNCTIONS.of(call.name, call.image): len(call.operands) for call in norms}
+    return Clearing(FUNCTIONS.of(CLEAR, recorded_image()), found)

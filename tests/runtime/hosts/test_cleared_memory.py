@@ -5,18 +5,24 @@ from typing import Any
 
 import pytest
 
-from mlxr.runtime.hosts.cuda.cleared_memory import clear_by_kernels
+from mlxr.runtime.hosts.cuda.cleared_memory import Clearing, clear_by_kernels
 from mlxr_tests.fake_driver import use_driver
 
 KERNEL, MEMSET = 0, 2
-FUNCTION, GRAPH = 77, ctypes.c_void_p(5)
+FUNCTION, NORM, OTHER, GRAPH = 77, 78, 79, ctypes.c_void_p(5)
 
 
 class FakeGraph:
-    """Nodes in a row: kernels, and what is cleared, as (address, value, bytes of an element, elements, rows)."""
+    """Nodes in a row: what is cleared, as (address, value, bytes of an element, elements, rows), and kernels.
 
-    def __init__(self, memsets: dict[int, tuple[int, int, int, int, int]], count: int) -> None:
-        self.memsets, self.added = memsets, dict[int, tuple[int, ...]]()
+    Attributes:
+        given: arguments of kernels that were given others.
+        added: arguments and threadgroups of kernels that were added.
+    """
+
+    def __init__(self, memsets: dict[int, tuple[int, int, int, int, int]], count: int, norms: set[int]) -> None:
+        self.memsets, self.added, self.given = memsets, dict[int, tuple[int, ...]](), dict[int, list[int]]()
+        self.norms, self.kept = norms, list[Any]()
         self.after = {number: {number + 1} for number in range(1, count)} | {count: set[int]()}
 
     def cuGraphGetNodes(self, graph: Any, nodes: Any, count: Any) -> int:  # noqa: N802 (the driver's)
@@ -35,6 +41,21 @@ class FakeGraph:
     def cuGraphMemsetNodeGetParams(self, node: Any, found: Any) -> int:  # noqa: N802
         into = found._obj
         into.address, into.value, into.element_bytes, into.width, into.height = self.memsets[node.value]
+        return 0
+
+    def cuGraphKernelNodeGetParams_v2(self, node: Any, found: Any) -> int:  # noqa: N802
+        assert node.value not in self.memsets
+        values = (ctypes.c_uint64 * 3)(11, 12, self.given.get(node.value, [0])[-1])
+        places = (ctypes.c_void_p * 3)(*(ctypes.addressof(values) + 8 * i for i in range(3)))
+        self.kept += [values, places]
+        found._obj.function, found._obj.x = NORM if node.value in self.norms else OTHER, 5
+        found._obj.arguments = ctypes.addressof(places)
+        return 0
+
+    def cuGraphKernelNodeSetParams_v2(self, node: Any, given: Any) -> int:  # noqa: N802
+        assert given._obj.function == NORM and given._obj.x == 5
+        places = (ctypes.c_void_p * 3).from_address(given._obj.arguments)
+        self.given[node.value] = [ctypes.c_uint64.from_address(place).value for place in places if place]
         return 0
 
     def cuGraphDestroyNode(self, node: Any) -> int:  # noqa: N802
@@ -77,13 +98,26 @@ class FakeGraph:
         return found
 
 
-def test_a_kernel_clears_what_the_driver_would(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whole words of zeros in one row; what else there may be is left to the driver."""
-    left = {4: (4096, 1, 4, 8, 1), 5: (4096, 0, 1, 7, 1), 6: (4097, 0, 1, 8, 1), 7: (4096, 0, 4, 8, 2)}
-    graph = FakeGraph({2: (4096, 0, 1, 8, 1), 9: (8192, 0, 4, 100_000, 0)} | left, 9)
+def cleared(monkeypatch: pytest.MonkeyPatch, graph: FakeGraph) -> FakeGraph:
     driver = use_driver(monkeypatch)
     for name in [name for name in dir(graph) if name.startswith("cuGraph")]:
         monkeypatch.setattr(driver, name, getattr(graph, name), raising=False)
-    clear_by_kernels(GRAPH, FUNCTION)
-    assert graph.order == [1, 100, 3, 4, 5, 6, 7, 8, 101]
+    clear_by_kernels(GRAPH, Clearing(FUNCTION, {NORM: 3}))
+    return graph
+
+
+def test_a_kernel_clears_what_the_driver_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole words of zeros in one row; what else there may be is left to the driver."""
+    left = {4: (4096, 1, 4, 8, 1), 5: (4096, 0, 1, 7, 1), 6: (4097, 0, 1, 8, 1), 7: (4096, 0, 4, 8, 2)}
+    cases = {2: (4096, 0, 1, 8, 1), 9: (8192, 0, 4, 100_000, 0)} | left
+    graph = cleared(monkeypatch, FakeGraph(cases, 9, {1, 8}))
+    assert graph.order == [1, 100, 3, 4, 5, 6, 7, 8, 101] and not graph.given
     assert graph.added == {100: (4096, 2, 1), 101: (8192, 100_000, 128)}
+
+
+def test_a_norm_clears_the_counter_of_the_product_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One word, if it is a norm, and one of each."""
+    one = (4096, 0, 1, 4, 1)
+    graph = cleared(monkeypatch, FakeGraph({2: one, 5: one, 8: one, 9: (8192, 0, 4, 1, 1)}, 10, {1, 7}))
+    assert graph.given == {1: [11, 12, 4096], 7: [11, 12, 4096]}
+    assert graph.order == [1, 3, 4, 100, 6, 7, 101, 10] and graph.added == {100: (4096, 1, 1), 101: (8192, 1, 1)}

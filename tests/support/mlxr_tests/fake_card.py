@@ -126,7 +126,7 @@ class SimLauncher:
 
         uploaded = self.uploaded
 
-        def graph(launches: Sequence[GraphLaunch | ProductLaunch], _: object, clear: int = 0) -> SimpleNamespace:
+        def graph(launches: Sequence[GraphLaunch | ProductLaunch], *_: object) -> SimpleNamespace:
             return SimpleNamespace(launch=lambda stream, end: run(launches), upload=uploaded.append)
 
         def run(launches: Sequence[GraphLaunch | ProductLaunch]) -> None:
