@@ -63,7 +63,7 @@ class Likeliest(Protocol):
 
 
 class LikeliestOfSteps(Protocol):
-    """Steps that have been started, each of which takes the likeliest tokens of the one before."""
+    """Steps that have been started, each of which takes the tokens that the one before has chosen."""
 
     @property
     def tokens(self) -> mx.array:
