@@ -29,6 +29,8 @@ _EARLY, _EARLIEST = 0.12, 1.5e-3
 """How long before an end that is expected the CPU is awake: a share of the whole, and seconds at most."""
 _AWAKE = 3e-3
 """Seconds that it is awake at most: clocks of cards fall by an eighth when much is to be done."""
+_NAP = 1e-3
+"""Seconds after which it looks whether the prompt has ended: the time of another size, or behind other steps, is too long."""
 _SLOWER = 1.03
 """By how much what is expected grows, at most, from one prompt to the next."""
 _clock, _sleep = time.perf_counter, time.sleep
@@ -69,8 +71,8 @@ class ExpectedEnds:
             return
         if seconds := self.seconds(size):
             awake = begin + seconds - min(_EARLIEST, _EARLY * seconds)
-            if (left := awake - _clock()) > 0:
-                _sleep(left)
+            while (left := awake - _clock()) > 0 and not end.has_ended:
+                _sleep(min(left, _NAP))
             until = _clock() + _AWAKE
             while not end.has_ended and _clock() < until:
                 pass

@@ -58,6 +58,15 @@ def test_who_waits_for_much_longer_sleeps_again(monkeypatch: pytest.MonkeyPatch)
     assert Prompt(monkeypatch, expected, 512, 11e-3).late < 3e-6, "one that took longer changes little"
 
 
+def test_nobody_sleeps_long_when_a_prompt_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = ExpectedEnds()
+    Prompt(monkeypatch, expected, 16, 8e-3)
+    for seconds in (11e-3, 2e-3):
+        assert Prompt(monkeypatch, expected, 512, seconds).late < 1.1e-3, "much more was expected"
+        Prompt(monkeypatch, expected, 512, seconds)
+        assert Prompt(monkeypatch, expected, 512, seconds).late < 3e-6, "and it is known how long they take"
+
+
 def test_nobody_sleeps_for_what_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = ExpectedEnds()
     Prompt(monkeypatch, expected, 512, 11e-3)
