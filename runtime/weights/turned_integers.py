@@ -2,10 +2,12 @@
 
 `X.qweight` has the integers by columns of the matrix, `X.scales` a scale for each group of columns of a row, and
 `X.qzeros` which integer means 0. AWQ packs neighbouring rows into a word, in an order of its own; GPTQ packs columns,
-and stores what means 0 less 1. An element is (integer - zero) * scale. Scales and biases of the format are f32, which
-holds -zero * scale, so nothing is lost. Words are turned and packed anew as rows are read.
+and stores what means 0 less 1: where it is 0, the word has borrowed from its neighbour. An element is (integer - zero)
+* scale. Scales and biases of the format are f32, which holds -zero * scale, so nothing is lost. Words are turned and
+packed anew as rows are read.
 
-Sources: AutoAWQ (its gemm kernels) and AutoGPTQ, for the meaning of the bits.
+Sources: AutoAWQ (its gemm kernels), AutoGPTQ and GPTQModel (`convert_gptq_v1_to_v2_format_module`), for the meaning
+of the bits.
 """
 
 from collections.abc import Mapping
@@ -80,10 +82,11 @@ class TurnedPlane(MadePlane):
         words = _words(source, self.zeros)[groups]
         if self.is_awq:
             return _of_words(words, rows).T.astype(np.float32)
-        in_word = 32 // self.bits
+        in_word, most = 32 // self.bits, (1 << self.bits) - 1
         shifts = (rows % in_word * self.bits).astype(np.uint32)
-        zeros = words[:, rows // in_word] >> shifts & np.uint32((1 << self.bits) - 1)
-        return zeros.T.astype(np.float32) + 1
+        words = words[:, rows // in_word] + np.uint32(0xFFFFFFFF // most)  # 1 was taken off all of a word at once
+        zeros = words >> shifts & np.uint32(most)
+        return zeros.T.astype(np.float32)
 
     def _check_order(self, source: "TensorBytes", order: StoredTensor) -> None:
         groups = source.rows(order).reshape(-1).view("<i4")

@@ -34,12 +34,13 @@ def turned(stem: str, shape: tuple[int, int], settings: Config) -> tuple[Arrays,
     """A matrix as files have it, and the numbers that they mean."""
     chance, bits, (rows, columns) = np.random.default_rng(len(stem)), settings["bits"], shape
     integers = chance.integers(0, 1 << bits, (columns, rows), dtype=np.uint32)
-    zeros = chance.integers(1, 1 << bits, (columns // GROUP, rows), dtype=np.uint32)
+    zeros = chance.integers(0, 1 << bits, (columns // GROUP, rows), dtype=np.uint32)
     scales = (chance.uniform(0.03, 0.3, zeros.shape) / (1 << bits)).astype(np.float16)
     if settings["quant_method"] == "awq":
         words, zero_words = (packed_awq(each) for each in (integers, zeros))
     else:
-        words, zero_words = packed(integers.T, bits).T, packed(zeros - 1, bits)
+        ones = packed(np.ones((1, 32 // bits), np.uint32), bits)
+        words, zero_words = packed(integers.T, bits).T, packed(zeros, bits) - ones  # as GPTQModel does
     files = {"qweight": words, "qzeros": zero_words, "scales": scales}
     if settings["quant_method"] == "gptq":
         files["g_idx"] = np.arange(columns, dtype=np.int32) // GROUP

@@ -30,7 +30,7 @@ _EARLY, _EARLIEST = 0.12, 1.5e-3
 _AWAKE = 3e-3
 """Seconds that it is awake at most: clocks of cards fall by an eighth when much is to be done."""
 _NAP = 1e-3
-"""Seconds after which it looks whether the prompt has ended: the time of another size, or behind other steps, is too long."""
+"""Seconds after which it looks whether the prompt has ended: a time of another size, or behind steps, is too long."""
 _SLOWER = 1.03
 """By how much what is expected grows, at most, from one prompt to the next."""
 _clock, _sleep = time.perf_counter, time.sleep
