@@ -11,12 +11,17 @@ from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.spec.family import load_family
 from mlxr.compiler.spec.family_tensors import FileTensor
 
-_FORMATS = (
+_DECODED = (
+    *("F8_E4M3", "F8_E5M2", "F4_E2M1", "NVFP4", "TQ1_0", "TQ2_0"),
+    *("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"),
+)
+"""Types that are read as bf16, since no kernel reads them as they lie in the file."""
+_KERNELS_READ = (
     {format.gguf: format for format in WeightFormat if format.gguf is not None}
     | {str(format): format for format in WeightFormat if format.gguf is None}
     | {"F64": WeightFormat.F32}
-    | dict.fromkeys(("F8_E4M3", "F8_E5M2", "F4_E2M1"), WeightFormat.BF16)
 )
+_FORMATS = _KERNELS_READ | {name: WeightFormat.BF16 for name in _DECODED if name not in _KERNELS_READ}
 _CLASSES = ("embedding", "attention", "mlp", "output")
 _ONE_ROW = "shared.router"
 """The matrix of one row, of which converters to GGUF make a vector."""

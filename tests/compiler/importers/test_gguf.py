@@ -90,9 +90,9 @@ def test_a_role_of_another_format_in_all_layers_is_one_exception(tiny: Facts) ->
 
 
 def test_types_without_a_format_are_refused(tiny: Facts) -> None:
-    unknown = {n: t._replace(type="IQ1_S") if "ffn_up" in n else t for n, t in tiny[1].items()}
+    unknown = {n: t._replace(type="Q1_0") if "ffn_up" in n else t for n, t in tiny[1].items()}
     with pytest.raises(
-        SpecError, match=r"layers\.0\.mlp\.up is of type 'IQ1_S', which is not supported; supported: F32"
+        SpecError, match=r"layers\.0\.mlp\.up is of type 'Q1_0', which is not supported; supported: F32"
     ):
         imported((tiny[0], unknown))
 
