@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import anthropic
 import openai
 
 from mlxr.server.pool.model_pool import ModelPool
@@ -17,5 +18,7 @@ def test_contexts_are_told_before_anything_is_loaded() -> None:
         told = {model.id: model.to_dict().get("max_model_len") for model in client.models.list()}
         assert told == {"tiny": 512, "short": 64, "gone": None}
         assert client.models.retrieve("short").to_dict()["max_model_len"] == 64
+        short = anthropic.Anthropic(base_url=running.url, api_key="none").models.retrieve("short").to_dict()
+        assert (short["max_input_tokens"], short["max_tokens"], short["lifecycle"]) == (64, 64, "active")
         states = running.http.get("/status").json()["models"]
         assert {model["state"] for model in states} == {"cold"}

@@ -155,7 +155,10 @@ class ListedModel(Told):
     type: Literal["model"]
     display_name: str
     created_at: str
+    lifecycle: Literal["active"]
     max_model_len: int | None = None
+    max_input_tokens: int | None = None
+    max_tokens: int | None = None
     parent: str | None = None
 
 

@@ -53,10 +53,13 @@ def _record(model: ServedModel) -> ListedModel:
         type="model",
         display_name=model.name,
         created_at=datetime.fromtimestamp(model.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        lifecycle="active",
     )
+    context = None
     if (loaded := model.loaded) is not None:
-        record.max_model_len = loaded.context
+        context = loaded.context
     else:
         with suppress(MlxrError, OSError):  # whoever loads it is told what is wrong
-            record.max_model_len = model.source.facts().context
+            context = model.source.facts().context
+    record.max_model_len = record.max_input_tokens = record.max_tokens = context
     return record
