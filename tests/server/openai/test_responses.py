@@ -162,7 +162,10 @@ def test_what_one_turn_thought_said_and_called_is_one_message() -> None:
         ),
         ({"tools": [{"type": "computer"}]}, 'tools[0]: type is "computer"'),
         ({"tool_choice": "required"}, "tool_choice needs tools"),
-        ({"background": True}, "background: input should be false"),
+        (
+            {"background": True},
+            "background: it is true, and no answer is made here while nobody waits for it: ask for a",
+        ),
         ({"truncation": "middle"}, "truncation: input should be 'auto' or 'disabled'"),
         ({"include": ["message.output_text.logprobs"]}, "include has 'message.output_text.logprobs'"),
         ({"text": {"format": {"type": "xml"}}}, 'text.format: type is "xml"'),

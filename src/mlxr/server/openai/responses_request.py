@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from mlxr.runtime.engine.sampling import Sampling
 from mlxr.server.chat.chat_job import ChatJob
@@ -37,6 +37,12 @@ _OF_SERVICES = (
     "message.input_image.",
 )
 """How `include` names parts of items that this server never writes."""
+
+
+def _awaited(value: object) -> object:
+    if value is True:
+        raise ValueError("it is true, and no answer is made here while nobody waits for it: ask for a stream")
+    return value
 
 
 class ToolName(ApiModel):
@@ -172,7 +178,7 @@ class ResponsesRequest(InputTokensRequest):
     priority: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    background: Literal[False] | None = None
+    background: Annotated[Literal[False] | None, BeforeValidator(_awaited)] = None
     include: list[str] | None = None
     store: bool | None = None
     metadata: WithoutEffect = None
