@@ -46,14 +46,12 @@ def with_scales(tensors: Mapping[str, StoredTensor]) -> Mapping[str, StoredTenso
     scaled = [name for name, tensor in tensors.items() if tensor.type in _SCALED]
     if not scaled:
         return tensors
-    joined, left_out = dict(tensors), set()
+    joined = dict(tensors)
+    left_out = {name for name in tensors if name.rpartition(".")[2] in _OF_ACTIVATIONS}
     for name in scaled:
         for scales in (tensors[name + ending] for ending in _SCALES if name + ending in tensors):
             joined[name] = replace(tensors[name], scales=scales)
             left_out.add(scales.name)
-        owner = name.rpartition(".")[0].rpartition(".")[0]
-        left_out |= {f"{name.rpartition('.')[0]}.{ending}" for ending in _OF_ACTIVATIONS}
-        left_out |= {f"{owner}.{ending}" for ending in _OF_ACTIVATIONS}
     return {name: tensor for name, tensor in joined.items() if name not in left_out}
 
 
@@ -84,10 +82,13 @@ def _with_nvfp4(tensors: Mapping[str, StoredTensor]) -> Mapping[str, StoredTenso
         scales = tensors.get(f"{stem}_scale") if stem.endswith(".weight") and numbers.type == "U8" else None
         if scales is None or scales.type != "F8_E4M3" or numbers.num_elements != 8 * scales.num_elements:
             continue
-        named = dict(tensors) if named is None else named
-        whole, divisor = (named.pop(f"{stem}_{ending}", None) for ending in ("scale_2", "global_scale"))
+        whole, divisor = (tensors.get(f"{stem}_{ending}") for ending in ("scale_2", "global_scale"))
         if divisor is not None:
             whole = Divisor(**vars(divisor))
+        if whole is None:
+            continue
+        named = dict(tensors) if named is None else named
+        named.pop(whole.name)
         shape = *numbers.shape[:-1], 2 * numbers.shape[-1]
         named.pop(name)
         named[stem] = replace(numbers, name=stem, element_type=_PAIRS, shape=shape)

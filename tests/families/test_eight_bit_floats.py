@@ -11,7 +11,7 @@ from mlx import nn
 from mlx.utils import tree_flatten
 from mlx_lm.utils import load_model
 
-from mlxr.compiler.errors import SpecError, WeightsError
+from mlxr.compiler.errors import MlxrError, SpecError, WeightsError
 from mlxr.loading.imported_model import import_model
 from mlxr.runtime.weights.open_weights import open_weights
 from mlxr.runtime.weights.weights_digest import weights_digest
@@ -62,7 +62,12 @@ FLOATS_OF_4 = {
             "config_groups": {"group_0": {"weights": FOUR, "input_activations": FOUR | {"dynamic": "local"}}},
         },
     ),
-    "modelopt": Form("qwen2", (1, 16), "", {"quant_method": "modelopt", "quant_algo": "NVFP4"}),
+    "modelopt": Form(
+        "qwen2",
+        (1, 16),
+        "",
+        {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["model.layers.0.self_attn*"]},
+    ),
 }
 """NVFP4 of llm-compressor, whose scales are divided by one, and NVIDIA's, whose scales are multiplied."""
 FORMS |= FLOATS_OF_4
@@ -98,7 +103,7 @@ def eight_bits(name: str, matrix: mx.array, form: Form) -> tuple[Arrays, mx.arra
     return files, mx.from_fp8(codes, dtype=mx.float32) * spread
 
 
-def published(form: Form, folder: Path) -> Any:
+def published(form: Form, folder: Path, left_out: tuple[str, ...] = ()) -> Any:
     """Writes a folder as it is published.
 
     Returns:
@@ -110,19 +115,22 @@ def published(form: Form, folder: Path) -> Any:
     model = build_model(config)
     tensors: Arrays = {}
     numbers: Arrays = {}
+    ignored = [name.removesuffix("*") for name in form.settings.get("ignore", ())]
     for name, array in tree_flatten(model.parameters()):
         stem, _, part = name.removesuffix(".weight").partition(".switch_mlp.")
         old = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}.get(part)
         named = {f"{stem}.experts.{e}.{old}.weight": array[e] for e in range(len(array))} if part else {name: array}
         for own, matrix in named.items():
-            if matrix.ndim < 2 or any(kept in own for kept in KEPT):
+            if own.endswith("_proj.weight") and form.case == "qwen2":  # of a cache of 8 bits
+                tensors[own.replace("weight", "k_scale")] = mx.array(0.5)
+            if matrix.ndim < 2 or any(kept in own for kept in (*KEPT, *ignored)):
                 tensors[own] = matrix.astype(mx.bfloat16)
                 numbers[own] = tensors[own].astype(mx.float32)
             else:
                 quantised = four_bits if form in FLOATS_OF_4.values() else eight_bits
                 files, numbers[own] = quantised(own, matrix, form)
                 tensors |= files
-    save(folder, tensors)
+    save(folder, {name: array for name, array in tensors.items() if not name.endswith(left_out)})
     (folder / "config.json").write_text(json.dumps(config | {"quantization_config": form.settings}))
     numbers = model.sanitize(numbers) if hasattr(model, "sanitize") else numbers
     model.load_weights(list(numbers.items()))
@@ -139,7 +147,7 @@ def save(folder: Path, tensors: Arrays) -> None:
     header = json.loads(raw[8 : 8 + size])
     header.pop("__metadata__", None)
     for name, entry in header.items():
-        is_pairs = name.endswith("_packed") or f"{name}_scale_2" in header
+        is_pairs = name.endswith("_packed") or name.removesuffix("weight") + "input_scale" in header
         if entry["dtype"] == "U8" and not is_pairs:
             entry["dtype"] = "F8_E4M3"
     text = json.dumps(header).encode()
@@ -224,6 +232,14 @@ def test_a_scale_of_scales_is_a_part_of_the_digest(tmp_path: Path) -> None:
     raw[size + place["data_offsets"][0]] ^= 1
     path.write_bytes(raw)
     assert weights_digest(open_weights(path)) != before
+
+
+@pytest.mark.parametrize(("form", "message"), [("packed", r"pack-quantized"), ("modelopt", r"is of type 'U8'")])
+def test_a_scale_of_scales_is_missing(form: str, message: str, tmp_path: Path) -> None:
+    """Numbers without it would be some thousand times too large."""
+    published(FORMS[form], tmp_path, left_out=("weight_scale_2", "weight_global_scale"))
+    with pytest.raises(MlxrError, match=message):
+        import_model(tmp_path, EXACT)
 
 
 def test_scales_that_do_not_fit(tmp_path: Path) -> None:
