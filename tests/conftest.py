@@ -188,6 +188,22 @@ def _two_cpus() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _one_thread(pytestconfig: pytest.Config) -> Iterator[None]:
+    """In workers of short tests, which are as many as cores, host cpu runs one thread unless a test wants more.
+
+    Threads that wait for others look for them, and for the next step, at the cost of another worker.
+    """
+    from mlxr.runtime.machine import threads
+
+    cores, root = threads._cores, threads._ROOT
+    is_long = pytestconfig.getoption("--all") or pytestconfig.getoption("--rest")
+    with pytest.MonkeyPatch.context() as patch:
+        if hasattr(pytestconfig, "workerinput") and not is_long:
+            patch.setattr(threads, "_cores", lambda of: 1 if of is root else cores(of))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _no_idle_card() -> Iterator[None]:
     """Hides an NVIDIA card that MLX was not built for: commands tell of one that does not compute."""
     import mlx.core as mx
