@@ -35,8 +35,12 @@ def _gpus() -> list[str]:
     return [str(number) for number in range(sum(line.startswith("GPU ") for line in output.splitlines()))]
 
 
-# Workers of pytest-xdist are spread over the GPUs.
-if (_worker := os.environ.get("PYTEST_XDIST_WORKER")) and (_visible := _gpus()):
+# Workers of pytest-xdist are as many as cores: threads of NumPy's products, which spin, would slow the other workers.
+if _worker := os.environ.get("PYTEST_XDIST_WORKER"):
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+# They are spread over the GPUs.
+if _worker and (_visible := _gpus()):
     os.environ["CUDA_VISIBLE_DEVICES"] = _visible[int(_worker.removeprefix("gw")) % len(_visible)]
 
 # If Python may not write bytecode beside files, each worker, and each command of a test, would compile all modules.
