@@ -2,7 +2,6 @@
 
 import ctypes
 import math
-import subprocess
 from importlib.resources import files
 from typing import Any
 
@@ -16,7 +15,7 @@ from mlxr.runtime.hosts.cuda import activate_sums
 from mlxr.runtime.hosts.cuda.activate_sums import activated
 from mlxr.runtime.hosts.cuda.recorded_products import KINDS
 from mlxr.runtime.hosts.mlx.library import matmul
-from mlxr.runtime.hosts.sim.toolchain import RUNTIME_FLAGS, find_toolchain
+from mlxr_tests.shared_library import shared_library
 from mlxr_tests.specs import floats
 
 CARD = """
@@ -66,12 +65,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     folder = tmp_path_factory.mktemp("activate")
     text = files("mlxr.templates").joinpath("hosts/beside_products_on_cuda.cuh").read_text("utf-8")
     (folder / "kernels.cpp").write_text(CARD + text + LAUNCH)
-    flags = ("-x", "c++", "-std=c++17", "-shared", "-s", "-fno-exceptions", "-nostdlib++", "-Wno-everything")
-    # With sim's own flags, for which zig has a runtime: test_compilers.py.
-    own = [flag for flag in RUNTIME_FLAGS if not flag.startswith(("-std=", "-fvisibility="))]
-    command = [*find_toolchain().cc, *own, *flags, "kernels.cpp", "-o", "kernels.so", "-lm"]
-    subprocess.run(command, cwd=folder, check=True)
-    return ctypes.CDLL(str(folder / "kernels.so"))
+    return shared_library(folder / "kernels.cpp", folder / "kernels.so", "-Wno-everything")
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 
 from mlxr.runtime.hosts.cuda import compilers as compilers_module
 from mlxr.runtime.hosts.cuda.compilers import Compilers
-from mlxr.runtime.hosts.sim.toolchain import RUNTIME_FLAGS, find_toolchain
+from mlxr_tests.shared_library import shared_library
 
 LIBRARY = """
 #include <stdio.h>
@@ -45,10 +45,7 @@ OPTIONS = ("--one", "--two=ü")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     folder = tmp_path_factory.mktemp("a compiler")
     (folder / "nvrtc.c").write_text(LIBRARY)
-    # With the flags of sim's own libraries: for others zig first makes a runtime of its own, which takes it 18 s.
-    command = [*find_toolchain().cc, *RUNTIME_FLAGS, "-fvisibility=default", "-w", "-shared", "-s"]
-    subprocess.run([*command, "nvrtc.c", "-o", "libnvrtc.so.13"], cwd=folder, check=True)
-    return ctypes.CDLL(str(folder / "libnvrtc.so.13"))
+    return shared_library(folder / "nvrtc.c", folder / "libnvrtc.so.13", "-w")
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """The kernel that draws tokens, whose text a CPU executes, beside NumPy."""
 
 import ctypes
-import subprocess
 import sys
 from importlib.resources import files
 from pathlib import Path
@@ -12,9 +11,9 @@ import pytest
 from mlxr.runtime.hosts.cuda import drawing
 from mlxr.runtime.hosts.cuda.drawing import can_draw, cluster_of
 from mlxr.runtime.hosts.likeliest import NUM_ASKED
-from mlxr.runtime.hosts.sim.toolchain import find_toolchain
 from mlxr_tests.fake_card import draw
 from mlxr_tests.few import few
+from mlxr_tests.shared_library import shared_library
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="fibers are those of glibc")
 MOST_STEPS, STEP, MOVING, AHEAD, STATE = 16, 21, 300, 340, 400
@@ -50,11 +49,9 @@ def test_threadgroups_of_a_row(
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    target = tmp_path_factory.mktemp("draw") / "draw.so"
-    flags = ("-x", "c++", "-std=c++17", "-O1", "-shared", "-fPIC", "-fno-exceptions", "-nostdlib++", "-Wno-everything")
-    command = [*find_toolchain().cc, *flags, "-I", str(files("mlxr.templates").joinpath("hosts"))]
-    subprocess.run([*command, str(Path(__file__).with_name("cluster_driver.cpp")), "-o", str(target)], check=True)
-    return ctypes.CDLL(str(target))
+    source, target = Path(__file__).with_name("cluster_driver.cpp"), tmp_path_factory.mktemp("draw") / "draw.so"
+    headers = str(files("mlxr.templates").joinpath("hosts"))
+    return shared_library(source, target, "-Wno-everything", "-I", headers)
 
 
 def logits_of(kind: str, rows: int, width: int) -> np.ndarray:
