@@ -36,7 +36,7 @@ _SUPPORTED = (
     f"{', '.join(mode for mode in _MODES if mode != 'affine')}, Hugging Face's mxfp4, fp8 and nvfp4, "
     "AWQ (gemm) and GPTQ (without desc_act), and pack-quantized integers"
 )
-_NAMED_FLOATS = ("float-quantized", "naive-quantized", "nvfp4-pack-quantized")
+_NAMED_FLOATS = ("float-quantized", "naive-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized")
 _SMALL_FLOATS: dict[str, dict[str, tuple[object, ...]]] = {
     "fp8": {"fmt": ("e4m3", "float8_e4m3fn", None)},
     "fbgemm_fp8": {},
@@ -83,18 +83,22 @@ def _has_small_floats(method: object, settings: Mapping[str, Any]) -> bool:
     groups = settings.get("config_groups")
     listed: list[Any] = list(groups.values()) if isinstance(groups, dict) else []
     weights: list[Any] = [group.get("weights") if isinstance(group, dict) else None for group in listed]
-    if not all(isinstance(w, dict) and _is_small_float(w) for w in weights):
+    if not all(isinstance(weight, dict) for weight in weights):
         return False
-    if settings.get("format") == "mixed-precision" and any(g.get("format") not in _NAMED_FLOATS for g in listed):
+    named, is_mixed = settings.get("format"), settings.get("format") == "mixed-precision"
+    formats = [group.get("format") if is_mixed else named for group in listed]
+    if not all(_is_small_float(weight, format) for weight, format in zip(weights, formats, strict=True)):
+        return False
+    if is_mixed and any(format not in _NAMED_FLOATS for format in formats):
         return False
     tiles = [settings.get("weight_block_size"), *(each.get("block_structure") for each in weights)]
     known = all(tile is None or (isinstance(tile, list) and all(size in _TILES for size in tile)) for tile in tiles)
     return known and all(settings.get(key) in values for key, values in _SMALL_FLOATS[method].items())
 
 
-def _is_small_float(weights: Mapping[str, Any]) -> bool:
-    kind = weights.get("num_bits"), weights.get("type")
-    return kind == (8, "float") or (*kind, weights.get("group_size")) == (4, "float", 16)
+def _is_small_float(weights: Mapping[str, Any], format: object) -> bool:
+    kind, group = (weights.get("num_bits"), weights.get("type")), 32 if format == "mxfp4-pack-quantized" else 16
+    return kind == (8, "float") or (*kind, weights.get("group_size")) == (4, "float", group)
 
 
 def _is_turned(method: object, settings: Mapping[str, Any]) -> bool:

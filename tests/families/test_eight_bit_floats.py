@@ -215,6 +215,29 @@ def test_modes_of_mlx_lm(mode: str, case: str, host: str, tmp_path: Path) -> Non
     assert relative_error(logits_of(tmp_path, tokens, host), mlx_lm_logits(model, tokens)) < TOLERANCE
 
 
+def test_mxfp4_of_llm_compressor(tmp_path: Path) -> None:
+    """Its bytes are those of mlx-lm's mode, under other names."""
+    config = config_of("qwen2") | {"hidden_size": 192, "intermediate_size": 160}
+    model = build_model(config)
+    nn.quantize(model, 32, 4, mode="mxfp4", class_predicate=lambda path, _: path.endswith("mlp.up_proj"))
+    files: Arrays = {}
+    for name, array in tree_flatten(model.parameters()):
+        stem = name.removesuffix(".scales").removesuffix(".weight")
+        if not stem.endswith("mlp.up_proj"):
+            files[name] = array
+        elif name.endswith("scales"):
+            files[f"{stem}.weight_scale"] = array
+        else:
+            files[f"{stem}.weight_packed"] = array.view(mx.uint8)
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), files)
+    groups = {"group_0": {"weights": FOUR | {"group_size": 32, "strategy": "group"}}}
+    settings = {"quant_method": "compressed-tensors", "format": "mxfp4-pack-quantized", "config_groups": groups}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": settings}))
+    assert import_model(tmp_path, EXACT)[0].weights.of_tensor("layers.0.mlp.up") == "mxfp4_mlx"
+    tokens = prompts(model.args.vocab_size)
+    assert relative_error(logits_of(tmp_path, tokens, "reference"), mlx_lm_logits(model, tokens)) < TOLERANCE
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("mode", MODES)
 def test_two_ranks_of_modes_of_mlx_lm(mode: str, tmp_path: Path) -> None:
