@@ -34,7 +34,7 @@ def _listed(items: Sequence[object], last: str) -> str:
 _SUPPORTED = (
     f"mlx-lm's affine ({_listed(AFFINE_BITS, 'or')} bits, groups of {_listed(AFFINE_GROUPS, 'or')}) and "
     f"{', '.join(mode for mode in _MODES if mode != 'affine')}, Hugging Face's mxfp4, fp8 and nvfp4, "
-    "AWQ (gemm) and GPTQ (without desc_act), and pack-quantized integers"
+    "AWQ (gemm) and GPTQ (2, 3, 4 or 8 bits), and pack-quantized integers"
 )
 _NAMED_FLOATS = ("float-quantized", "naive-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized")
 _SMALL_FLOATS: dict[str, dict[str, tuple[object, ...]]] = {
@@ -102,14 +102,14 @@ def _is_small_float(weights: Mapping[str, Any], format: object) -> bool:
 
 
 def _is_turned(method: object, settings: Mapping[str, Any]) -> bool:
-    """Whether there are AWQ's or GPTQ's integers in the usual order, the same ones in all layers."""
+    """Whether there are AWQ's or GPTQ's integers in the usual order of bits, the same ones in all layers."""
     if method == "awq":
         usual = str(settings.get("version", "gemm")).lower() == "gemm" and settings.get("zero_point", True) is True
         return usual and settings.get("bits") == 4
-    if method != "gptq" or settings.get("desc_act") is not False or settings.get("dynamic"):
+    if method != "gptq" or settings.get("dynamic"):
         return False
     forms = settings.get("checkpoint_format", "gptq"), settings.get("is_marlin_format", False)
-    return forms == ("gptq", False) and settings.get("bits") in (2, 4, 8)
+    return forms == ("gptq", False) and settings.get("bits") in (2, 3, 4, 8)
 
 
 class _Integers(NamedTuple):
@@ -172,6 +172,13 @@ def quantised_tensors(facts: Facts, tensors: Mapping[str, TensorFact]) -> dict[s
     return matrices
 
 
+def _of_format(group: Any, row_bits: int, bits: object) -> Any:
+    """The columns that share a scale in a format, where a file has more of them; -1: all of a row."""
+    if group == -1 and isinstance(bits, int) and bits > 0:
+        group = row_bits // bits
+    return next((own for own in reversed(AFFINE_GROUPS) if isinstance(group, int) and group % own == 0), group)
+
+
 class _Planes(NamedTuple):
     """The tensors of one quantised matrix."""
 
@@ -193,7 +200,7 @@ class _Planes(NamedTuple):
         if biases is None:
             format = plane_format(row_bits // groups, scales.type, has_biases=False)
         elif (biases.shape, biases.type) == (scales.shape, scales.type):
-            group = _USUAL_GROUP if group is None else group
+            group = _USUAL_GROUP if group is None else _of_format(group, row_bits, bits)
             format = plane_format(row_bits // groups, scales.type, has_biases=True, group=group)
             if format and format.affine and format.affine.bits != (_USUAL_BITS if bits is None else bits):
                 format = None

@@ -12,7 +12,7 @@ Source: https://github.com/vllm-project/compressed-tensors (compressors/pack_qua
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -65,10 +65,26 @@ class MadePlane(StoredTensor):
         if self.zeros is None:
             return np.full((1, 1), 1 << (self.bits - 1), np.float32)
         words = source.rows(self.zeros).reshape(-1).view("<u4").reshape(self.zeros.shape)
-        first, shift = rows * self.bits // 32, (rows * self.bits % 32)[:, None]
-        second = np.minimum(first + 1, len(words) - 1)
-        both = words[first][:, groups].astype(np.uint64) | words[second][:, groups].astype(np.uint64) << np.uint64(32)
-        return (both >> shift.astype(np.uint64) & np.uint64((1 << self.bits) - 1)).astype(np.float32)
+        return unpacked(words[:, groups], rows, self.bits).astype(np.float32)
+
+
+def unpacked(words: npt.NDArray[np.uint32], places: npt.NDArray[np.int64], bits: int) -> npt.NDArray[Any]:
+    """The integers at some places of streams of bits.
+
+    Args:
+        words: each column is a stream: [words, streams].
+        places: numbers of integers.
+        bits: of an integer.
+
+    Returns:
+        [places, streams], unsigned.
+    """
+    first, shift = places * bits // 32, (places * bits % 32)[:, None]
+    if 32 % bits == 0:
+        return words[first] >> shift.astype(np.uint32) & np.uint32((1 << bits) - 1)
+    second = np.minimum(first + 1, len(words) - 1)
+    both = words[first].astype(np.uint64) | words[second].astype(np.uint64) << np.uint64(32)
+    return both >> shift.astype(np.uint64) & np.uint64((1 << bits) - 1)
 
 
 def with_integers(tensors: Mapping[str, StoredTensor]) -> Mapping[str, StoredTensor]:

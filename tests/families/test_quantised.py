@@ -142,7 +142,7 @@ def test_experts_as_hugging_face_has_them(host: str, tmp_path: Path) -> None:
             {"quantization": {"bits": 4, "group_size": 16, "mode": "nvfp3"}},
             'mode "nvfp3" is not supported; supported: ',
         ),
-        ({"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 32}}, 'quantised by "gptq"'),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 5, "group_size": 32}}, 'quantised by "gptq"'),
         ({"quantization_config": {"quant_method": "bitsandbytes"}}, 'quantised by "bitsandbytes"'),
         ({"quantization": {"bits": 2, "group_size": 64}}, "its settings are bits 2, group_size 64: no quantisation"),
         ({"quantization": {"bits": 7, "group_size": 64}}, "its settings are bits 7"),
