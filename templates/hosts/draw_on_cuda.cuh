@@ -4,7 +4,7 @@
 //   1. weights exp((x - greatest) / temperature); those below min_p are 0
 //   2. the top_k greatest weights, of equal ones the first; 0: all
 //   3. of these the fewest, the greatest first, that have top_p of their sum; 1: all
-//   4. the token where `uniform`, a part of the sum of these, falls
+//   4. the token where `uniform`, a part of the sum of these that is below 1, falls
 //
 // Weights are added as whole numbers, so a token depends neither on the order of additions nor on other rows. A cluster of
 // threadgroups has a row; each of them has a range of it, in segments of 128. Where 2. or 3. are asked for, weights take the place of
@@ -24,7 +24,9 @@ typedef unsigned long long mlxr_u64;
 #define MLXR_MOST_SEGMENTS 2560u
 #define MLXR_SHARES 3       // thresholds of one look at the weights
 #define MLXR_AT_ONCE 2      // segments that a warp asks for together
-#define MLXR_LISTED 1024u   // weights that are sorted
+#ifndef MLXR_LISTED
+#define MLXR_LISTED 1024u  // weights that are sorted, a power of 2
+#endif
 #define MLXR_COUNT_BITS 21  // of a row's weights
 #define MLXR_WARPS (MLXR_DRAW_THREADS / 32)
 
@@ -437,7 +439,7 @@ extern "C" __global__ void __launch_bounds__(MLXR_DRAW_THREADS) mlxr_draw(
   const float min_p = __uint_as_float(shared.asked[MIN_P]), top_p = __uint_as_float(shared.asked[TOP_P]);
   const mlxr_u32 top_k = shared.asked[TOP_K], is_greedy = shared.asked[IS_GREEDY];
   const mlxr_u32 order = greatest_word[0] >> 32;
-  const mlxr_u32 greatest_bits = order == 0xffffffffu ? 0x7fc00000u : order & 0x80000000u ? order ^ 0x80000000u : ~order;
+  const mlxr_u32 greatest_bits = order & 0x80000000u ? order ^ 0x80000000u : ~order;
   const float greatest = __uint_as_float(greatest_bits);
   mlxr_u32 token = ~(mlxr_u32)greatest_word[0];
   bool is_here = rank == 0;  // whether this range says which token it is
@@ -463,11 +465,7 @@ extern "C" __global__ void __launch_bounds__(MLXR_DRAW_THREADS) mlxr_draw(
         range.keep(top_k, top_p, is_mass);
       }
     }
-    const auto target_of = [=](mlxr_u64 total) {
-      const mlxr_u64 target = (mlxr_u64)((double)uniform * (double)total);
-      return target < total ? target : total - 1;
-    };
-    token = range.find(target_of, whole);
+    token = range.find([=](mlxr_u64 total) { return (mlxr_u64)((double)uniform * (double)total); }, whole);
     is_here = token != 0xffffffffu;
   }
   if (thread == 0) {

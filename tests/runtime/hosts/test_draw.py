@@ -18,14 +18,16 @@ from mlxr_tests.shared_library import shared_library
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="fibers are those of glibc")
 MOST_STEPS, STEP, MOVING, AHEAD, STATE = 16, 21, 300, 340, 400
 OPTIONS = [
-    (0.7, 0.0, 1.0, 0),
     (0.7, 0.0, 0.9, 0),
     (1.0, 0.0, 1.0, 40),
-    (1.5, 0.0, 0.8, 40),
     (1.3, 0.05, 1.0, 0),
-    (2.0, 0.01, 0.999, 5000),
+    (0.7, 0.0, 1.0, 0),
+    (1.5, 0.0, 0.8, 40),
     (1e-30, 0.0, 1.0, 0),
+    (2.0, 0.0, 0.9999, 5000),
     (1.0, 0.0, 0.0, 1),
+    (1.0, 1.0, 1.0, 0),
+    (0.7, 0.0, 1.0, 0),
 ]
 """Temperature, min_p, top_p, top_k."""
 
@@ -59,13 +61,15 @@ def logits_of(kind: str, rows: int, width: int) -> np.ndarray:
     found = random.normal(0, 4, (rows, width)).astype(np.float32)
     if kind == "equal":
         found = found.round()
+        found[3] = np.minimum(found[3], 0)
+        found[3, :3] = -1, -0.0, 0.0  # the first of these zeros is the greatest
     elif kind == "same":
         found[...] = 1
     elif kind == "masked":
         found[random.random((rows, width)) < 0.7] = -np.inf
         found[:, width // 3] = 2
     elif kind == "broken":
-        found[0, width // 2], found[1, 5] = np.nan, np.inf
+        found[0, width // 2], found[1, 5], found[2, 7] = np.nan, np.inf, -np.nan
     return found
 
 
@@ -75,9 +79,9 @@ def logits_of(kind: str, rows: int, width: int) -> np.ndarray:
         [
             (kind, width, size)
             for kind in ("plain", "equal", "same", "masked", "broken")
-            for width, size in ((37, 2), (128, 1), (1001, 1), (2052, 4), (5000, 8))
+            for width, size in ((128, 1), (203, 4), (1003, 2), (2052, 4), (8403, 1), (5000, 8))
         ],
-        [("equal", 37, 2)],
+        [("equal", 203, 4), ("broken", 203, 4), ("same", 1003, 2), ("equal", 1003, 2), ("plain", 8403, 1)],
     ),
 )
 def test_it_draws_what_numpy_draws(library: ctypes.CDLL, kind: str, width: int, size: int) -> None:
@@ -86,8 +90,10 @@ def test_it_draws_what_numpy_draws(library: ctypes.CDLL, kind: str, width: int, 
     numbers, batch = np.zeros(16, np.uint32), np.zeros(500, np.uint32)
     numbers[[1, 3, 5, 6, 7, 8]] = 5, MOVING, AHEAD, STATE, width, MOST_STEPS
     batch[STATE], batch[MOVING : MOVING + 5] = STEP, range(5)
+    batch[STATE + 2], batch[AHEAD : AHEAD + 10] = 10, range(50, 60)  # what moves is told of the next step alone
     asked = np.zeros((MOST_STEPS, rows, NUM_ASKED), np.uint32)
-    for uniforms in (np.random.default_rng(1).random(rows), np.full(rows, np.nextafter(np.float32(1), 0))):
+    border = np.resize([np.nextafter(np.float32(1), 0), 0.5, 0.0], rows)
+    for uniforms in (np.random.default_rng(1).random(rows), border):
         for row, (options, uniform) in enumerate(zip(OPTIONS, uniforms, strict=True)):
             floats = np.array([uniform, *options[:3]], np.float32)
             asked[int(batch[STATE]) % MOST_STEPS, row, :6] = [*floats.view(np.uint32), options[3], row == 3]
