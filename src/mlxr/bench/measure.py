@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 
@@ -31,6 +32,7 @@ LEAST_SECONDS = 0.5
 """Of a warm-up: clocks of cards and processors rise while they work, and runs of some milliseconds agree before."""
 _MOST_SECONDS = 60.0
 _WARM_UP_STEPS = 8
+_INDEX = attrgetter("index")
 
 
 @dataclass(frozen=True)
@@ -48,8 +50,8 @@ class BenchResult:
         decode_step_ms: median over steps; steps that are launched together count as equally long.
         decode_step_min_ms: time of the fastest step.
         decode_step_max_ms: time of the slowest step.
-        decode_cpu_ms: CPU time of the thread that runs the steps, mean for each of them: all that the processor does
-            where a GPU computes, and a thread's part of it on host cpu.
+        decode_cpu_ms: CPU time of the thread that runs the steps and reads their events, mean for each of them: all
+            that the processor does where a GPU computes, and a thread's part of it on host cpu.
         weight_bytes_per_step: weights that a decode step reads, each once.
         read_gb_per_second: these and the cache's keys and values, divided by the time of a median step; 1 GB is 10^9
             bytes.
@@ -264,15 +266,12 @@ class _Running:
         tokens, is_over = 0, False
         while len(seconds) < steps and not is_over:
             used -= time.thread_time()
-            counts = list[int]()
-            for event in generation.next_launch():  # a reader does not take less
-                counts.append(event.index)
-                is_over = is_over or event.finish_reason is not None
+            counts = Counter(map(_INDEX, generation.next_launch()))  # all events are read
             used += time.thread_time()
-            now, count = time.perf_counter(), max(Counter(counts).values(), default=0)
+            now, count = time.perf_counter(), max(counts.values(), default=0)
             seconds += [(now - start) / count] * count
-            tokens += len(counts)
-            start = now
+            tokens += counts.total()
+            start, is_over = now, any(completion.finish_reason for completion in generation.completions)
         # Perhaps nothing was launched meanwhile: with what the prompts began with.
         is_none = launched == self._launched() or (is_over and host.most_steps > 1)
         launches = self._of_step(begun if is_none else launched)
