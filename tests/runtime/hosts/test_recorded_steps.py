@@ -92,6 +92,28 @@ def test_the_likeliest_tokens_are_those_of_the_logits(monkeypatch: pytest.Monkey
 
 @pytest.mark.skipif(has_cuda(), reason="here the real one runs")
 @pytest.mark.usefixtures("eager")
+def test_a_batch_is_placed_without_a_wait_whatever_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The card may be computing a prompt whose token somebody waits for."""
+    artifact = compiled(small_spec(cache={"mode": "paged", "block_size": 4, "max_sequences": 3}), Geometry.of())
+    card = SimLauncher(artifact)
+    use_card(monkeypatch, artifact, card)
+    card.record(monkeypatch)
+    recorded_batch._count.cache_clear()
+    host = CudaHost(artifact, random_buffers(artifact.plan)[0], Arena(artifact.plan.arena))
+    pager, start = Pager.from_geometry(artifact.plan.arena), 6
+    sequence = pager.add_sequence()
+    host.read(host.step(Batch.build([BatchRequest(sequence, [*range(3, 9)], 0)], pager, host.plan.query_tile)))
+    for count in (1, 1, 5, 6):
+        batch = Batch.build(DecodeRequests([sequence], [5], [start]), pager, host.plan.query_tile, None, count)
+        pager.take_copies()
+        assert host.likeliest_of_steps(batch) is not None, host.notes
+        start += count
+        monkeypatch.setattr(recorded_batch, "on_device", None)  # it waits for what it makes
+    assert card.recorded[PLACE] == 4
+
+
+@pytest.mark.skipif(has_cuda(), reason="here the real one runs")
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("name", few(["heads-by-layer", "short-conv"], ["short-conv"]))
 def test_steps_go_on_with_groups_and_states_as_batches_that_are_built(
     monkeypatch: pytest.MonkeyPatch, name: str
