@@ -186,7 +186,7 @@ def _stored_piece(file: WeightFile, name: str, columns: int) -> _Piece:
     if scales is not None:
         return _find_planes(tensor, scales, file.tensors.get(biases_name), columns)
     if tensor.element_type.is_readable and tensor.element_type.is_float:
-        if tensor.scales is not None and not has_tiles(tensor, tensor.scales):
+        if tensor.scales is not None and not has_tiles(tensor, tensor.scales, columns):
             raise _FaultError(
                 f"has numbers {list(tensor.shape)} {tensor.type} and scales {list(tensor.scales.shape)} "
                 f"{tensor.scales.type}: no tiles of rows and columns have so many scales"

@@ -101,8 +101,8 @@ class Divisor(StoredTensor):
     """A scale by which numbers are divided."""
 
 
-def has_tiles(tensor: StoredTensor, scales: StoredTensor) -> bool:
-    """Whether there are tiles of rows and columns with exactly so many scales."""
+def has_tiles(tensor: StoredTensor, scales: StoredTensor, columns: int) -> bool:
+    """Whether there are tiles of rows and columns, of which a row has so many, with exactly so many scales."""
     if not scales.element_type.is_float or (scales.type in _SCALED and tensor.type != F4_E2M1):
         return False
     if scales.scales is not None and (scales.scales.num_elements != 1 or not scales.scales.element_type.is_float):
@@ -113,6 +113,8 @@ def has_tiles(tensor: StoredTensor, scales: StoredTensor) -> bool:
         return False
     matrices, tall, wide = _grid(tensor, scales)
     height, width = tensor.shape[-2:]
+    if width != columns:
+        return False
     return matrices == prod(tensor.shape[:-2]) and _tile(height, tall) > 0 and _tile(width, wide) > 0
 
 

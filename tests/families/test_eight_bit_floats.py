@@ -265,6 +265,20 @@ def test_a_scale_of_scales_is_missing(form: str, message: str, tmp_path: Path) -
         import_model(tmp_path, EXACT)
 
 
+def test_rows_that_lie_in_pieces(tmp_path: Path) -> None:
+    """Elsewhere the last two dimensions may be a row together; scales say nothing then of what belongs to them."""
+    published(FORMS["rows"], tmp_path)
+    path = tmp_path / "model.safetensors"
+    raw = path.read_bytes()
+    size = 8 + int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8:size])
+    header["model.layers.0.self_attn.o_proj.weight"]["shape"] = [192, 96, 2]
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + raw[size:])
+    with pytest.raises(WeightsError, match=r"numbers \[192, 96, 2\] F8_E4M3 and scales \[192, 1\]"):
+        logits_of(tmp_path, [[1, 2, 3]], "reference")
+
+
 def test_scales_that_do_not_fit(tmp_path: Path) -> None:
     model = published(FORMS["rows"]._replace(tile=(24, 24)), tmp_path)
     with pytest.raises(WeightsError, match=r"numbers \[.*\] F8_E4M3 and scales \[8, 8\] F32: no tiles of rows"):
