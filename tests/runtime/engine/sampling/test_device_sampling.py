@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from mlxr.compiler.errors import HostError, RequestError
 from mlxr.runtime.engine.sampling import Row, Sampled, Sampler, Sampling, sample_rows
+from mlxr.runtime.engine.sampling.device_choice import DeviceChoice
 from mlxr.runtime.engine.sampling.device_sampling import sample_on_device
 from mlxr_tests.few import examples
 
@@ -19,8 +20,8 @@ class Fixed(Sampler):
 
     number = 0.0
 
-    def uniform(self, position: int) -> float:
-        return self.number
+    def uniforms(self, position: int, count: int) -> np.ndarray:
+        return np.full(count, self.number)
 
 
 def on_device(logits: np.ndarray, rows: list[Row]) -> list[Sampled]:
@@ -93,6 +94,8 @@ def test_a_draw_at_the_edges_has_weight(uniform: float) -> None:
     sampler.number = float(uniform)
     logits = np.array([[-np.inf, 0.0, -np.inf, np.log(2.0), -np.inf]], dtype=np.float32)
     assert on_device(logits, [Row(sampler, 0)]) == [Sampled(1 if uniform == 0 else 3)]
+    asked = DeviceChoice([sampler]).asked([0], 3)[:, 0, 0].copy().view(np.float32)
+    assert len(asked) == 3 and (asked < 1).all(), "a host that draws tokens itself finds none else"
 
 
 @pytest.mark.parametrize("options", [{}, {"top_k": 4}, {"top_p": 0.9999}, {"temperature": 100.0}], ids=str)
