@@ -63,7 +63,7 @@ def _with_mlx_modes(tensors: Mapping[str, StoredTensor]) -> Mapping[str, StoredT
         if scales.type != "U8" or numbers is None or numbers.type != "U32" or not scales.num_elements:
             continue
         kinds = _MLX_MODES.get(numbers.size_bytes * 8 // scales.num_elements)
-        if kinds is None or name.removesuffix("scales") + "biases" in tensors:
+        if kinds is None:
             continue
         kind, scale = (_PAIRS if each == F4_E2M1 else ElementType(each, 1, 1) for each in kinds)
         columns = numbers.shape[-1] * 4 * kind.block_elements // kind.block_bytes

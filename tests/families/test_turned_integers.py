@@ -10,8 +10,12 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.utils import _unpack_awq_weights
 
+from mlxr.compiler.artifact import Recipe, TensorSource, WeightFormat
+from mlxr.compiler.artifact.weight_plan import Columns, Rows
 from mlxr.compiler.errors import SpecError, WeightsError
 from mlxr.loading.imported_model import import_model
+from mlxr.runtime.weights.mapped_weights import MappedWeights
+from mlxr.runtime.weights.open_tensor import open_tensor
 from mlxr.runtime.weights.open_weights import open_weights
 from mlxr.runtime.weights.weights_digest import weights_digest
 from mlxr_tests.family_models import Config, build_model, config_of
@@ -114,6 +118,20 @@ def test_two_ranks(name: str, tmp_path: Path) -> None:
     model = published(name, tmp_path)
     tokens = prompts(model.args.vocab_size)
     check_split(tmp_path, tokens, mlx_lm_logits(model, tokens), TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["awq", "gptq, 3 bits", "gptq, desc_act", "gptq, rows"])
+def test_some_rows_and_columns(name: str, tmp_path: Path) -> None:
+    """In another order, and from the middle of the file's groups, as a rank reads them."""
+    files, numbers = turned("x", (96, 256), SETTINGS[name])
+    path = tmp_path / "model.safetensors"
+    mx.save_safetensors(str(path), files)
+    file = open_weights(path)
+    recipe = Recipe("x.weight", rows=Rows(1, (2, 4), (1, 2)), columns=Columns(128, 256))
+    some = open_tensor(MappedWeights(file), TensorSource("x", (8, 128), (recipe,), (recipe,), WeightFormat.F32))
+    wanted = np.array(numbers)[[1, 3, 5, 7, 2, 4, 6, 8], 128:]
+    assert np.allclose(some.numbers(0, 8), wanted, rtol=1e-6, atol=1e-6)
+    assert np.array_equal(some.numbers(3, 6), some.numbers(0, 8)[3:6])
 
 
 def test_groups_of_columns_are_a_part_of_the_digest(tmp_path: Path) -> None:
