@@ -55,6 +55,7 @@ def test_a_card_draws(engine: HashEngine, options: list[dict[str, Any]]) -> None
     answered(engine, *options)
     assert engine.host.gone_on and engine.host.num_together, "steps go on, several to a launch"
     assert engine.host.num_more, "and the card was given them little by little"
+    answered(engine, *[{}] * len(options))  # by steps of the same size, which do not draw
 
 
 def test_what_a_card_cannot_draw_is_drawn_of_logits(engine: HashEngine) -> None:

@@ -242,6 +242,7 @@ class _HashChosen(recorded_step.ChosenOfSteps):
     def __init__(self, steps: Any, *given: Any) -> None:
         self._card, self._before, self._breaks = steps.host, _HashEvent.num_started, False
         super().__init__(steps, *given)
+        assert {step._draws for step in self.recorded} == {self.asked is not None}, "graphs draw if rows ask for it"
 
     @property
     def given(self) -> int:
