@@ -71,6 +71,7 @@ def test_names_of_files_without_their_folders(error: Exception, told: str | None
         ("/v1//models", "/v1/models"),
         ("/v1/tokenize", "/tokenize"),
         ("/v1/images/generations", None),
+        ("/v1/", None),
     ],
 )
 def test_a_base_url_with_too_much_or_too_little_is_told(server: RunningServer, path: str, near: str | None) -> None:

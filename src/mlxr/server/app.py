@@ -169,7 +169,7 @@ def _told_missing(request: Request) -> str:
     """Some clients want an address that ends in /v1, others one that does not: the path then lacks it, or has two."""
     path, known = request.url.path, {getattr(route, "path", None) for router in ROUTERS for route in router.routes}
     rest = re.sub(r"^(/+(v1|api)(?=/))*/*", "/", path, count=1)
-    near = next((prefix + rest for prefix in ("/v1", "/api", "") if prefix + rest in known), None)
+    near = next((prefix + rest for prefix in ("/v1", "/api", "") if rest != "/" and prefix + rest in known), None)
     return f"there is no {path} here" + (f", but {near}: correct the client's base URL" if near else "")
 
 
