@@ -64,14 +64,15 @@ class Call:
     def listen(self, news: News) -> None:
         """Puts news where the caller takes them; runs in the engine's thread.
 
-        A task that waits is woken after the step, once for all that the step gave it.
+        A task that waits is woken after the step, once for all that the step gave it. One whose loop was closed before
+        it woke is never woken: the engine finds out when it tries to.
         """
         is_end = isinstance(news, BaseException) or news.finish_reason is not None
         if self.loop is None:
             self.events.put(news)
         else:
             self.events_of_task.append(news)
-            if self._waits or is_end:
+            if self._waits or is_end or self.loop.is_closed():
                 self._waits = False
                 self._to_wake[self.loop].append(self)
         if is_end:
@@ -90,7 +91,7 @@ class Call:
                 self.events.put(event)
             return
         self.events_of_task.extend(events)
-        if self._waits:
+        if self._waits or self.loop.is_closed():
             self._waits = False
             self._to_wake[self.loop].append(self)
 

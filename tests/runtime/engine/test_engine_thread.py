@@ -5,6 +5,7 @@ import gc
 import sys
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count, pairwise
@@ -14,6 +15,7 @@ import pytest
 
 import mlxr
 from mlxr.compiler.errors import HostError, RequestError, WeightsError
+from mlxr.runtime.engine.call import Call
 from mlxr.runtime.engine.completion import Event
 from mlxr.runtime.engine.engine_thread import EngineThread
 from mlxr.runtime.engine.errors import EngineError, QueueFullError
@@ -339,6 +341,20 @@ def test_a_loop_that_was_closed_does_not_stop_the_engine(setup: Setup, monkeypat
     task._log_destroy_pending = False  # type: ignore[attr-defined]
     del task
     gc.collect()
+
+
+def test_a_loop_that_is_closed_before_it_wakes_a_task_is_found_out() -> None:
+    """Nobody wakes the task any more, so that it never waits again, and its answer would go on to its end."""
+    loop, to_wake = asyncio.new_event_loop(), defaultdict[asyncio.AbstractEventLoop, list[Call]](list)
+    call = Call(set(), to_wake, loop)
+    call.tell_all([Event(0, 7, "one")])
+    call.listen(Event(0, 8, "two"))
+    assert not to_wake, "the task does not wait"
+    loop.close()
+    call.tell_all([Event(0, 7, "one")])
+    assert to_wake.pop(loop) == [call]
+    call.listen(Event(0, 8, "two"))
+    assert to_wake.pop(loop) == [call]
 
 
 def test_errors_of_loading_are_raised_where_the_engine_is_made() -> None:
