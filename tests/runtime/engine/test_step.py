@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mlxr.runtime.engine import launch_lengths
-from mlxr.runtime.engine.samples import Samples
+from mlxr.runtime.engine.samples import ChosenByHost, Samples
 from mlxr.runtime.engine.sampling import Row, Sampler, Sampling
 from mlxr.runtime.engine.step import Step
 from mlxr_tests.hash_host import VOCAB, Answer, HashEngine
@@ -221,3 +221,22 @@ def test_ctrl_c_while_a_long_launch_runs_loses_no_token(monkeypatch: pytest.Monk
     assert interruptions > 2
     engine.check_empty()
     assert all(answer.tokens == engine.alone(answer.request) for answer in answers)
+
+
+def test_what_hosts_choose_of_broken_logits_is_an_error_of_its_row() -> None:
+    """Tokens are kept: later steps of the host write to the same place. Great numbers are right ones."""
+    numbers = np.arange(12, dtype=np.int32).reshape(2, 3, 2)
+    greatest = numbers[1].view(np.float32)
+    greatest[...], greatest[0, 1], greatest[2, 0] = 1, np.nan, np.inf
+    host: Any = SimpleNamespace(plan=SimpleNamespace(vocab_size=9))
+    chosen = ChosenByHost(host, SimpleNamespace(read=lambda before, early: numbers))  # type: ignore[arg-type]
+    found = chosen.read()
+    assert {place: str(error).split(";")[0] for place, error in found.errors.items()} == {
+        (0, 1): "the model produced a NaN logit (token 1 of 9)",
+        (2, 0): "the model produced an infinite logit (token 4 of 9)",
+    }
+    greatest[...] = 3e38
+    with np.errstate(over="ignore"):
+        assert not chosen.read().errors
+    numbers[...] = 0
+    assert found.tokens.tolist() == [[0, 1], [2, 3], [4, 5]]
