@@ -1,9 +1,9 @@
 """Folders of quantised weights: which tensors belong together, and which format they have.
 
 Four kinds are supported: mlx-lm's `quantization`, in the modes that formats name (`WeightFormat.mlx_mode`) and with
-different settings for single layers; Hugging Face's MXFP4 experts; packed integers, which are read as an affine format;
-and floats of 8 or 4 bits, which are read as bf16, as those of mlx-lm's other modes are. Any other method is refused by
-name.
+different settings for single layers; Hugging Face's MXFP4 experts; packed integers (llm-compressor's, AWQ's, GPTQ's),
+which are read as an affine format; and floats of 8 or 4 bits, which are read as bf16, as those of mlx-lm's other modes
+are. Any other method is refused by name.
 """
 
 import math

@@ -164,6 +164,16 @@ CASES: dict[str, tuple[dict[str, Any], list[Any]]] = {
         },
         [{"y": {"a": 1, "b": 2}}, {"x": {"a": 1}}, {"x": {"c": 1}}, {"y": {"a": "c"}}],
     ),
+    "named by several, of which one has an address of its own": (
+        {
+            "type": "object",
+            "properties": {
+                "x": {"$id": "http://h/base", "type": "object", "properties": {"a": {"type": "integer"}}},
+                "y": {"allOf": [{"$ref": "http://h/base"}, {"type": "object", "properties": {"b": {}}}]},
+            },
+        },
+        [{"y": {"a": 1, "b": 2}}, {"x": {"a": 1}}, {"x": {"c": 1}}, {"y": {"a": "c"}}],
+    ),
     "named by what follows": (
         {
             "type": "object",
