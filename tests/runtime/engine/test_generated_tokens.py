@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 import mlxr
+from mlxr.compiler.errors import RequestError
 from mlxr.runtime.engine import together
 from mlxr.runtime.engine.answer_text import AnswerText
 from mlxr.runtime.engine.completion import Event, EventsTogether
+from mlxr.runtime.engine.generation import Generation
 from mlxr.runtime.engine.listeners import Inbox
 from mlxr.runtime.engine.make_requests import Terms
 from mlxr.runtime.engine.model_tokenizer import ModelTokenizer
@@ -290,3 +292,17 @@ def test_an_interruption_of_tokens_that_are_given_together_loses_none(
     engine.run()
     assert [one.tokens for one in again] == [one.tokens for one in alone]
     assert [len(one.request.answer.completion.token_ids) for one in again] == [40, 40]
+
+
+@pytest.mark.parametrize("with_model", [False, True])
+def test_tokens_that_were_told_together_and_not_taken_are_lost(with_model: bool) -> None:
+    """That they are lost with their model, whoever asks for the next one is told."""
+    inbox = Inbox([EventsTogether([(0, 0)], [5, 6], ["a", "b"], 0.0)])
+    generation = Generation(HashEngine().core, [], inbox)
+    assert next(generation).token_id == 5
+    if with_model:
+        generation.end_with_model()
+        with pytest.raises(RequestError, match="the model was closed before the answer ended"):
+            next(generation)
+    generation.close()
+    assert with_model or not [*generation]
