@@ -4,12 +4,14 @@ import functools
 import gc
 import weakref
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from mlxr.runtime.hosts.cuda import launch_graph, recorded_calls, recording
+from mlxr.runtime.hosts.cuda.cleared_memory import Clearing
 from mlxr.runtime.hosts.cuda.launch_graph import Event, GraphLaunch, LaunchGraph
+from mlxr.runtime.hosts.cuda.matrix_library import Product, ProductLaunch
 from mlxr.runtime.hosts.cuda.recorded_calls import Call
 from mlxr_tests.fake_driver import FakeDriver, use_driver
 from mlxr_tests.variants import variant
@@ -67,6 +69,22 @@ def test_only_kernels_that_wait_by_themselves_begin_while_others_run(monkeypatch
     waits = (True, True, False, True)
     LaunchGraph([GraphLaunch(1, (1, 1, 1), 32, [8], waits=waits) for waits in waits], [])
     assert after == [0, 0, 1, 0] and overlapping == [(1, 0, 1)] * 2
+
+
+@pytest.mark.parametrize("clears", [False, True])
+def test_a_graph_with_products_clears_their_memory_by_kernels(
+    calls: dict[str, Any], monkeypatch: pytest.MonkeyPatch, clears: bool
+) -> None:
+    """cleared_memory.py looks through its nodes, before it is made ready."""
+    cleared = list[object]()
+    library = SimpleNamespace(prepare=lambda *_: None, multiply=lambda *_: None)
+    monkeypatch.setattr(launch_graph, "matrix_library", lambda: library)
+    monkeypatch.setattr(launch_graph, "clear_by_kernels", lambda _, by: cleared.append((by, {*calls})))
+    product, clearing = ProductLaunch(cast("Product", None), 1, 2, 0, 0, 3, 4), Clearing(5, {})
+    LaunchGraph([product], [], clearing if clears else None)
+    assert [by for by, _ in cleared] == [clearing] * clears
+    for _, before in cleared:
+        assert "cuStreamEndCapture" in before and "cuGraphInstantiateWithFlags" not in before
 
 
 def test_launches_overlap_on_hopper_and_newer_with_drivers_that_can(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,7 @@ from mlxr.runtime.hosts.cuda import (
     step_kernel,
 )
 from mlxr.runtime.hosts.cuda import host as cuda_host
+from mlxr.runtime.hosts.cuda.cleared_memory import Clearing
 from mlxr.runtime.hosts.cuda.drawing import DRAW, cluster_of
 from mlxr.runtime.hosts.cuda.launch_graph import GraphLaunch
 from mlxr.runtime.hosts.cuda.matrix_library import WORKSPACE_BYTES, ProductLaunch
@@ -126,7 +127,11 @@ class SimLauncher:
 
         uploaded = self.uploaded
 
-        def graph(launches: Sequence[GraphLaunch | ProductLaunch], *_: object) -> SimpleNamespace:
+        def graph(
+            launches: Sequence[GraphLaunch | ProductLaunch], _: object, clearing: Clearing | None = None
+        ) -> SimpleNamespace:
+            has_products = any(isinstance(launch, ProductLaunch) for launch in launches)
+            assert clearing is not None or not has_products, "the driver would clear memory between products"
             return SimpleNamespace(launch=lambda stream, end: run(launches), upload=uploaded.append)
 
         def run(launches: Sequence[GraphLaunch | ProductLaunch]) -> None:
